@@ -1,0 +1,53 @@
+"""Settings of the engine, checked on construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tenure.core.errors import ConfigError
+
+PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class QueueOrder(Enum):
+    """Which waiting request is tried first."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes in tokens unless named otherwise; construction raises ConfigError.
+
+    `step_tokens` bounds the tokens of one step; `max_running` the requests that hold pages at once;
+    `max_queue` those that wait for their first step.
+    """
+
+    max_kv_tokens: int
+    page_size: int = 16
+    step_tokens: int = 512
+    max_running: int = 64
+    max_queue: int = 1024
+    order: QueueOrder = QueueOrder.FCFS
+    seed: int = 0
+    max_sessions: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.page_size not in PAGE_SIZES:
+            raise ConfigError(f"page_size must be one of {PAGE_SIZES}, got {self.page_size}")
+        if self.max_kv_tokens < self.page_size:
+            raise ConfigError(
+                f"max_kv_tokens must be at least one page ({self.page_size}), "
+                f"got {self.max_kv_tokens}"
+            )
+        for name in ("step_tokens", "max_running", "max_queue", "max_sessions"):
+            value = {
+                "step_tokens": self.step_tokens,
+                "max_running": self.max_running,
+                "max_queue": self.max_queue,
+                "max_sessions": self.max_sessions,
+            }[name]
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
