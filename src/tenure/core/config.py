@@ -51,3 +51,26 @@ class EngineConfig:
             }[name]
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What a user chooses when starting an engine; None means: decide from model and machine.
+
+    `model` is a GGUF file, a folder in Hugging Face format, a hub id, or None: the default model.
+    """
+
+    model: str | None = None
+    served_model_name: str | None = None
+    max_kv_tokens: int | None = None
+    page_size: int = 16
+    step_tokens: int | None = None
+    max_running: int = 64
+    max_queue: int = 1024
+    order: QueueOrder = QueueOrder.FCFS
+    backend: str = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    threads: int = 0
+    seed: int | None = None
