@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from tenure.core.tokens import Tokens
 
@@ -112,3 +113,11 @@ class Result:
     rows: tuple[RowResult, ...]
     forward_s: float = 0.0
     choose_s: float = 0.0
+
+
+class StepRunner(Protocol):
+    """Whatever carries out a step: the runner, or the fake one of `tenure.testing`."""
+
+    def execute(self, plan: Plan) -> Result:
+        """Do the copies, then the rows; a row that fails says so in its result."""
+        ...
