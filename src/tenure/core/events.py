@@ -66,10 +66,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """New output of a running turn: one Choice a token."""
+    """New output of a running turn: one Choice a token. `usage` so far comes with the first."""
 
     turn: str
     choices: tuple[Choice, ...]
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from tenure.core.events import SessionClosed, TurnEvent
@@ -33,7 +33,7 @@ class EngineClient(Protocol):
         """Close; with a turn in flight, returns when it has ended. Raises SessionNotFound."""
         ...
 
-    def generate(self, request: TurnRequest) -> AsyncIterator[TurnEvent]:
+    def generate(self, request: TurnRequest) -> AsyncGenerator[TurnEvent]:
         """Run a turn: TurnTokens events, then one TurnFinished.
 
         Refusals (UserError, Overloaded) are raised at the first `__anext__`. Leaving the iterator
