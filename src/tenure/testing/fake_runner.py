@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tenure.core.plan import Plan, Result, Row, RowResult
 from tenure.kv.spec import NULL_PAGE, KvSpec
-from tenure.runner.sampler import NonFiniteLogits, choose_one
+from tenure.backend.sampler import NonFiniteLogits, choose_one
 from tenure.testing.fake_pages import store_for
 from tenure.testing.pseudo_model import EMPTY_STATE, U64, PseudoModel
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenure.core.plan import Choice, ChoiceSpec
-from tenure.runner.sampler import choose_one
+from tenure.backend.sampler import choose_one
 
 U64 = npt.NDArray[np.uint64]
 
