@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from tenure.backend.sampler import NonFiniteLogits, choose_one
 from tenure.core.plan import Plan, Result, Row, RowResult
 from tenure.kv.spec import NULL_PAGE, KvSpec
-from tenure.backend.sampler import NonFiniteLogits, choose_one
 from tenure.testing.fake_pages import store_for
 from tenure.testing.pseudo_model import EMPTY_STATE, U64, PseudoModel
 

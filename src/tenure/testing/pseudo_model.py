@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tenure.core.plan import Choice, ChoiceSpec
 from tenure.backend.sampler import choose_one
+from tenure.core.plan import Choice, ChoiceSpec
 
 U64 = npt.NDArray[np.uint64]
 

@@ -1,0 +1,52 @@
+"""Backends by name. PyTorch and the extension are imported only when they are asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tenure.backend.base import Backend
+from tenure.core.errors import ConfigError
+
+NAMES = ("auto", "native", "reference")
+
+
+def find_backend(name: str) -> Backend:
+    """The backend called `name`; `auto` is native where it can run, else reference.
+
+    Raises ConfigError for an unknown name, or when the extension is missing.
+    """
+    match name:
+        case "reference":
+            return _reference()
+        case "native":
+            return _native()
+        case "auto":
+            return _reference() if why_not_native() else _native()
+        case _:
+            raise ConfigError(f"backend must be one of {', '.join(NAMES)}, got {name!r}")
+
+
+def why_not_native() -> str | None:
+    """The reason why the native backend cannot be imported; None when it can."""
+    try:
+        import_module("tenure.backend.native")
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def _reference() -> Backend:
+    from tenure.backend.reference import ReferenceBackend
+
+    return ReferenceBackend()
+
+
+def _native() -> Backend:
+    try:
+        module = import_module("tenure.backend.native")
+    except ImportError as error:
+        raise ConfigError(
+            f"the native backend cannot be loaded ({error}); install the package where a C++17 "
+            "compiler is at hand, or choose --backend reference"
+        ) from error
+    return module.NativeBackend()

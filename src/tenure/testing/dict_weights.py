@@ -1,0 +1,76 @@
+"""Weights held in memory, for tiny models in tests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from tenure.core.errors import ModelError
+from tenure.model.parameters import parameter_shapes
+from tenure.model.spec import ModelSpec
+from tenure.model.weights.base import Encoding, StoredTensor
+
+
+class DictWeights:
+    """A `WeightSource` over float32 arrays under canonical names."""
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        self._arrays = {
+            name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()
+        }
+
+    @classmethod
+    def random(cls, spec: ModelSpec, seed: int = 0, spread: float = 1.0) -> DictWeights:
+        """Normal weights for every name of `spec`: norms near 1, matrices of unit gain.
+
+        `spread` multiplies matrices; above 1 attention is sharper and logits differ more.
+        """
+        rng = np.random.default_rng(seed)
+        arrays: dict[str, npt.NDArray[np.float32]] = {}
+        for name, shape in (parameter_shapes(spec) | _rare_shapes(spec)).items():
+            noise = rng.standard_normal(shape, np.float32)
+            if name.endswith("norm"):
+                arrays[name] = 1 - np.float32(spec.norm_offset) + 0.1 * noise
+            elif len(shape) == 1:
+                arrays[name] = 0.1 * noise
+            else:
+                arrays[name] = noise * np.float32(spread * shape[1] ** -0.5)
+        return cls(arrays)
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self._arrays):
+            digest.update(name.encode())
+            digest.update(self._arrays[name].tobytes())
+        return digest.hexdigest()
+
+    def names(self) -> Iterable[str]:
+        return self._arrays.keys()
+
+    def get(self, name: str) -> StoredTensor:
+        if name not in self._arrays:
+            raise ModelError(f"no weight is called {name}")
+        array = self._arrays[name]
+        return StoredTensor(name, array.shape, Encoding.F32, array.view(np.uint8).reshape(-1))
+
+    def array(self, name: str) -> npt.NDArray[np.float32]:
+        """The array itself, for an oracle."""
+        return self._arrays[name]
+
+
+def _rare_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Sinks and MLP biases, which no family reads from a checkpoint yet."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index, layer in enumerate(spec.layers):
+        prefix = f"layers.{index}."
+        if layer.attention.sinks:
+            shapes[f"{prefix}sinks"] = (layer.attention.n_heads,)
+        if layer.mlp.bias:
+            d_ff = layer.mlp.d_ff
+            biases = {"gate_bias": (d_ff,), "up_bias": (d_ff,), "down_bias": (spec.d_model,)}
+            shapes |= {prefix + name: shape for name, shape in biases.items()}
+    return shapes
