@@ -21,13 +21,14 @@ class QueueOrder(Enum):
 class EngineConfig:
     """Sizes in tokens unless named otherwise; construction raises ConfigError.
 
-    `step_tokens` bounds the tokens of one step; `max_running` the requests that hold pages at once;
-    `max_queue` those that wait for their first step.
+    `step_tokens` bounds the tokens of a step, `mixed_tokens` the prefill in one where some
+    decode; `max_running` bounds the requests that run at once, `max_queue` those that wait.
     """
 
     max_kv_tokens: int
     page_size: int = 16
     step_tokens: int = 512
+    mixed_tokens: int = 128
     max_running: int = 64
     max_queue: int = 1024
     order: QueueOrder = QueueOrder.FCFS
@@ -42,13 +43,14 @@ class EngineConfig:
                 f"max_kv_tokens must be at least one page ({self.page_size}), "
                 f"got {self.max_kv_tokens}"
             )
-        for name in ("step_tokens", "max_running", "max_queue", "max_sessions"):
-            value = {
-                "step_tokens": self.step_tokens,
-                "max_running": self.max_running,
-                "max_queue": self.max_queue,
-                "max_sessions": self.max_sessions,
-            }[name]
+        at_least_one = {
+            "step_tokens": self.step_tokens,
+            "mixed_tokens": self.mixed_tokens,
+            "max_running": self.max_running,
+            "max_queue": self.max_queue,
+            "max_sessions": self.max_sessions,
+        }
+        for name, value in at_least_one.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
 

@@ -94,6 +94,10 @@ class TurnInfo:
     n_prompt: int
     n_output: int
 
+    @property
+    def n_tokens(self) -> int:
+        return self.n_prompt + self.n_output
+
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:

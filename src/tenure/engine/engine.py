@@ -1,0 +1,382 @@
+"""The engine: sessions, scheduler, KV cache and runner, in one thread.
+
+    submit   a turn enters, and takes its session's lease with it
+    step     plan -> execute -> apply -> settle
+    settle   a turn leaves, and its lease goes back to its session, or to the prefix tree
+
+Every way for a turn to end (stop, length, abort, disconnect, replace, failure) passes `_settle`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tenure.core.clock import Clock
+from tenure.core.errors import ContextTooLong, DuplicateTurn, EmptyContext, NoRoom, UserError
+from tenure.core.events import (
+    Aborted,
+    Event,
+    Finish,
+    SessionClosed,
+    StepDone,
+    Timings,
+    TurnFinished,
+    TurnTokens,
+    Usage,
+)
+from tenure.core.params import SamplingParams
+from tenure.core.plan import Plan, Result, RowResult, StepRunner
+from tenure.core.tokens import TokenLog, Tokens
+from tenure.core.turns import OnAbort, OpenSession, TurnRequest
+from tenure.engine.tally import Tally
+from tenure.kv.lease import Lease
+from tenure.kv.manager import KvCache
+from tenure.sched.request import Request, RequestSpec, StopWatch
+from tenure.sched.scheduler import Progress, Scheduler
+from tenure.session.branch import ForkRunning, Fresh, KvStart, Moved
+from tenure.session.session import Assembly, Session
+from tenure.session.store import SessionStore
+
+Emit = Callable[[Event], None]
+MakeWatch = Callable[[SamplingParams], StopWatch | None]
+
+USER_ABORT = Aborted("The turn was aborted by its caller.")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the model and the pool allow, and what the tokenizer says about ids.
+
+    `max_len` bounds prompt + output of one turn, in tokens.
+    """
+
+    max_len: int
+    n_vocab: int
+    bos_id: int | None
+    eos_ids: frozenset[int]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Live:
+    """A turn in flight, with the session it belongs to (or the tag that its KV will carry)."""
+
+    request: Request
+    session: Session | None
+    tag: tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineParts:
+    """What the composition root hands to the engine."""
+
+    kv: KvCache
+    scheduler: Scheduler
+    sessions: SessionStore
+    runner: StepRunner
+    make_watch: MakeWatch
+    tally: Tally
+
+
+class Engine:
+    """Owns every turn in flight. Not thread-safe: one thread calls all verbs.
+
+    Invariant: a turn is in `_live` exactly from `submit` to `_settle`, and during that time its
+    request is in the scheduler.
+    """
+
+    def __init__(self, parts: EngineParts, limits: EngineLimits, clock: Clock, emit: Emit) -> None:
+        self._kv = parts.kv
+        self._scheduler = parts.scheduler
+        self.sessions = parts.sessions
+        self._runner = parts.runner
+        self._make_watch = parts.make_watch
+        self._limits = limits
+        self._clock = clock
+        self._emit = emit
+        self._live: dict[str, _Live] = {}
+        self._next_number = 0
+        self.n_demotions = 0
+        self.tally = parts.tally
+        parts.kv.set_demote(self._demote)
+
+    # -- sessions
+
+    def open(self, command: OpenSession) -> str:
+        """Raises SessionExists or Overloaded."""
+        return self.sessions.open(command).id
+
+    def close(self, session_id: str) -> SessionClosed | None:
+        """Close a session and drop its tags; None while a turn of it still runs.
+
+        Raises SessionNotFound where neither a session nor a tag of that id is known.
+        """
+        n_freed = self._kv.tags.release(session_id)
+        if session_id not in self.sessions and n_freed.known:
+            return SessionClosed(session_id, 0, "closed", n_freed.pages, n_freed.tokens)
+        return self.sessions.close(session_id)
+
+    # -- a turn enters
+
+    def submit(self, turn: TurnRequest) -> None:
+        """Queue a turn. Raises UserError or Overloaded, and has changed nothing then."""
+        try:
+            self._submit(turn)
+        except UserError:
+            self.tally.count("turns_rejected")
+            raise
+
+    def _submit(self, turn: TurnRequest) -> None:
+        if turn.id in self._live:
+            raise DuplicateTurn(turn.id)
+        self._check_ids(turn.tokens)
+        if turn.session is None:
+            self._check_length(len(turn.tokens))
+            self._scheduler.check_room_in_queue()
+            prompt = TokenLog.of(turn.tokens)
+            self._enqueue(turn, prompt, 0, None, None)
+            return
+        session = self.sessions.get(turn.session.id)
+        assembly = session.assemble(
+            turn.session, turn.id, turn.tokens, self._limits.bos_id, self._output_so_far
+        )
+        self._check_length(len(assembly.prompt))
+        self._scheduler.check_room_in_queue()
+        self._make_way(session, assembly)
+        start = self.sessions.register(session, assembly)
+        lease = self._start_lease(start)
+        self._enqueue(turn, assembly.prompt, assembly.n_inherited, session, lease)
+
+    def _enqueue(
+        self,
+        turn: TurnRequest,
+        prompt: TokenLog,
+        n_inherited: int,
+        session: Session | None,
+        lease: Lease | None,
+    ) -> None:
+        params = turn.params
+        stop_ids = frozenset(params.stop_token_ids)
+        spec = RequestSpec(
+            number=self._next_number,
+            turn=turn,
+            prompt=prompt,
+            n_inherited=n_inherited,
+            max_len=self._limits.max_len,
+            seed=self._seed(turn),
+            stop_ids=stop_ids if params.ignore_eos else stop_ids | self._limits.eos_ids,
+            watch=self._make_watch(params),
+            arrival_s=self._clock.now(),
+        )
+        self._next_number += 1
+        request = Request(spec, lease)
+        tag = None if turn.tag is None else (turn.tag, self._kv.tags.current(turn.tag))
+        self._live[turn.id] = _Live(request, session, tag)
+        self._scheduler.add(request)
+        self.tally.count("turns_accepted")
+
+    def _make_way(self, session: Session, assembly: Assembly) -> None:
+        """A replace ends what stands in its way."""
+        replaced = Aborted(f"The turn was replaced by turn {assembly.turn_id}.")
+        for victim in assembly.victims:
+            if victim in self._live:
+                self._settle(self._live[victim], replaced, OnAbort.ROLLBACK)
+            else:
+                session.remove(victim)
+        if assembly.commits is not None:
+            self._settle(self._live[assembly.commits], replaced, OnAbort.COMMIT)
+
+    def _start_lease(self, start: KvStart) -> Lease | None:
+        match start:
+            case Fresh():
+                return None
+            case Moved(lease):
+                return lease
+            case ForkRunning(turn, at):
+                request = self._live[turn].request
+                lease = request.lease
+                if lease is None:
+                    return None
+                try:
+                    return lease.fork(request, min(at, lease.committed))
+                except NoRoom:
+                    return None
+
+    def _check_ids(self, ids: Tokens) -> None:
+        if len(ids) and (min(ids) < 0 or max(ids) >= self._limits.n_vocab):
+            bad = next(token for token in ids if not 0 <= token < self._limits.n_vocab)
+            raise UserError(
+                f"input_ids must be in [0, {self._limits.n_vocab}), the vocabulary; got {bad}"
+            )
+
+    def _check_length(self, n_prompt: int) -> None:
+        if not n_prompt:
+            raise EmptyContext("input_ids must hold at least one token")
+        if n_prompt >= self._limits.max_len:
+            raise ContextTooLong(
+                n_prompt,
+                self._limits.max_len - 1,
+                "the model's context and the KV pool allow no more, and one token must be left "
+                "for the answer",
+            )
+
+    def _output_so_far(self, turn_id: str) -> Tokens:
+        return self._live[turn_id].request.output[:]
+
+    def _seed(self, turn: TurnRequest) -> int:
+        if turn.params.seed is not None:
+            return turn.params.seed
+        text = f"{self._limits.seed}/{turn.id}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+    # -- a step
+
+    def step(self) -> bool:
+        """Run one step; False when there was nothing to do."""
+        self.sessions.expire()
+        began = self._clock.now()
+        plan = self._scheduler.plan()
+        if plan is None:
+            return False
+        planned = self._clock.now()
+        result = self._execute(plan)
+        self._kv.step_done()
+        executed = self._clock.now()
+        for progress in self._scheduler.apply(plan, result):
+            self._report(progress)
+        self._emit(
+            StepDone(
+                n_rows=len(plan.rows),
+                n_tokens=plan.n_tokens,
+                n_waiting=self._scheduler.n_waiting,
+                plan_s=planned - began,
+                forward_s=result.forward_s,
+                choose_s=result.choose_s,
+                apply_s=self._clock.now() - executed,
+            )
+        )
+        return True
+
+    def _execute(self, plan: Plan) -> Result:
+        """Run the plan; a runner that raises fails the plan's turns, and nobody else."""
+        try:
+            return self._runner.execute(plan)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            return Result(tuple(RowResult(row.request, error=text) for row in plan.rows))
+
+    def _report(self, progress: Progress) -> None:
+        request = progress.request
+        turn_id = request.spec.turn.id
+        if progress.choices:
+            first = len(request.output) == len(progress.choices)
+            self._emit(TurnTokens(turn_id, progress.choices, _usage(request) if first else None))
+        if progress.finish is not None:
+            self._settle(self._live[turn_id], progress.finish, request.spec.turn.on_abort)
+
+    # -- a turn leaves
+
+    def abort(self, turn_id: str, why: Aborted = USER_ABORT) -> bool:
+        """End a turn wherever it is; False when it is not in flight."""
+        live = self._live.get(turn_id)
+        if live is None:
+            return False
+        self._settle(live, why, live.request.spec.turn.on_abort)
+        return True
+
+    def abort_all(self, why: Aborted = USER_ABORT) -> int:
+        turns = list(self._live)
+        for turn_id in turns:
+            self.abort(turn_id, why)
+        return len(turns)
+
+    def _settle(self, live: _Live, finish: Finish, on_abort: OnAbort) -> None:
+        request = live.request
+        turn_id = request.spec.turn.id
+        del self._live[turn_id]
+        lease = self._scheduler.remove(request)
+        match finish:
+            case Aborted() if on_abort is OnAbort.ROLLBACK:
+                self._roll_back(live, lease)
+            case _:
+                self._commit(live, lease)
+        self._emit(self._finished(live, finish))
+
+    def _commit(self, live: _Live, lease: Lease | None) -> None:
+        request = live.request
+        if lease is not None:
+            lease.publish(request, lease.committed)
+        if live.session is not None:
+            self.sessions.finish(live.session, request.spec.turn.id, request.output, lease)
+        elif lease is not None:
+            if live.tag is not None:
+                self._kv.tags.attach(*live.tag, lease)
+            lease.release()
+
+    def _roll_back(self, live: _Live, lease: Lease | None) -> None:
+        request = live.request
+        if live.session is not None:
+            self.sessions.roll_back(live.session, request.spec.turn.id, lease)
+        elif lease is not None:
+            lease.publish(request, min(lease.committed, request.n_prompt))
+            lease.release()
+
+    def _finished(self, live: _Live, finish: Finish) -> TurnFinished:
+        request = live.request
+        spec = request.spec
+        now = self._clock.now()
+        first = request.first_token_s
+        return TurnFinished(
+            turn=spec.turn.id,
+            session=None if live.session is None else live.session.id,
+            finish=finish,
+            prompt=spec.prompt.all() if spec.turn.echo_prompt else None,
+            usage=_usage(request),
+            timings=Timings(
+                queued_s=(request.started_s or now) - spec.arrival_s,
+                first_token_s=None if first is None else first - spec.arrival_s,
+                total_s=now - spec.arrival_s,
+            ),
+            input_scores=tuple(request.scores),
+        )
+
+    # -- reclaiming
+
+    def _demote(self) -> bool:
+        """The rungs of the reclaim ladder between tree eviction and preemption."""
+        if self.sessions.demote_coldest() or self._scheduler.demote_waiting():
+            self.n_demotions += 1
+            return True
+        return False
+
+    def flush(self) -> int:
+        """Demote every idle session and empty the prefix tree; returns pages freed."""
+        while self.sessions.demote_coldest():
+            self.n_demotions += 1
+        return self._kv.flush()
+
+    # -- reading
+
+    @property
+    def n_submitted(self) -> int:
+        """Turns accepted since start."""
+        return self._next_number
+
+    @property
+    def n_live(self) -> int:
+        return len(self._live)
+
+
+def _usage(request: Request) -> Usage:
+    n_cached = request.n_cached or 0
+    n_inherited = request.spec.n_inherited
+    return Usage(
+        n_prompt=request.n_prompt,
+        n_completion=len(request.output),
+        n_cached=n_cached,
+        n_new=request.n_prompt - n_inherited,
+        n_recomputed=max(0, n_inherited - n_cached),
+        n_preempted=request.n_preempted,
+    )

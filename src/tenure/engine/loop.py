@@ -1,0 +1,218 @@
+"""The engine's thread: take messages, step, hand out events; sleep when there is nothing to do."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+import structlog
+
+from tenure.core.clock import Clock
+from tenure.core.errors import EngineStopped, TenureError
+from tenure.core.events import Aborted, Event, SessionClosed, TurnFinished, TurnTokens
+from tenure.engine.engine import Engine
+from tenure.engine.messages import (
+    Abort,
+    Close,
+    Flush,
+    GetInfo,
+    GetSession,
+    ListSessions,
+    Message,
+    Open,
+    Stop,
+    Submit,
+)
+from tenure.engine.report import Reporter
+
+log = structlog.get_logger(__name__)
+
+AUDIT_AFTER_S = 0.5
+"""How long the engine has been idle when it audits its pages; a new turn never waits for it."""
+
+Answer = Callable[[object], None]
+"""Called from the engine's thread with the result, or with the TenureError that refused it."""
+
+STOPPED = Aborted("The engine was stopped.", 503, "engine_stopped")
+BROKEN = Aborted("The engine failed inside this step; the turn may be retried.", 500, "turn_failed")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Envelope:
+    """A message and where its answer goes."""
+
+    message: Message
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopParts:
+    """The engine, its reporter, and the list in which the engine's events gather during a step."""
+
+    engine: Engine
+    reporter: Reporter
+    outbox: list[Event]
+
+
+Deliver: TypeAlias = Callable[[list[Event]], None]
+"""Takes the events of one step at once; called from the engine's thread."""
+
+
+class EngineLoop:
+    """Runs an engine in a thread of its own. `post` is safe from any thread.
+
+    Every envelope that was posted is answered, also when the loop stops or has stopped.
+    """
+
+    def __init__(self, parts: LoopParts, clock: Clock, deliver: Deliver) -> None:
+        self._engine = parts.engine
+        self._reporter = parts.reporter
+        self._outbox = parts.outbox
+        self._clock = clock
+        self._deliver = deliver
+        self._inbox: queue.SimpleQueue[Envelope] = queue.SimpleQueue()
+        self._closing: dict[str, list[Answer]] = {}
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="tenure-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._stopping
+
+    def post(self, envelope: Envelope) -> None:
+        with self._lock:
+            if not self._stopping:
+                self._inbox.put(envelope)
+                return
+        envelope.answer(EngineStopped("the engine has stopped"))
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end after a Stop."""
+        self._thread.join(timeout_s)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        worked = True
+        while not self._stopping:
+            self._take_messages(wait=not worked)
+            worked = self._step()
+            self._flush_events()
+        self._drain()
+
+    def _step(self) -> bool:
+        try:
+            return self._engine.step()
+        except Exception:
+            log.exception("engine step failed; the turns in flight end with an error")
+            self._engine.abort_all(BROKEN)
+            return True
+
+    def _take_messages(self, *, wait: bool) -> None:
+        envelope = self._wait() if wait else self._next()
+        while envelope is not None:
+            self._handle(envelope)
+            envelope = None if self._stopping else self._next()
+
+    def _wait(self) -> Envelope | None:
+        """Sleep until a message comes or a session may expire; audit the pages on the way."""
+        envelope = self._get(AUDIT_AFTER_S)
+        if envelope is not None:
+            return envelope
+        self._reporter.audit()
+        deadline = self._engine.sessions.next_deadline()
+        return self._get(None if deadline is None else max(0.0, deadline - self._clock.now()))
+
+    def _get(self, timeout_s: float | None) -> Envelope | None:
+        try:
+            return self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _next(self) -> Envelope | None:
+        try:
+            return self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _handle(self, envelope: Envelope) -> None:
+        try:
+            self._dispatch(envelope)
+        except TenureError as error:
+            envelope.answer(error)
+        except Exception as error:
+            log.exception("a message to the engine failed")
+            envelope.answer(TenureError(f"{type(error).__name__}: {error}"))
+
+    def _dispatch(self, envelope: Envelope) -> None:
+        engine, answer = self._engine, envelope.answer
+        match envelope.message:
+            case Open(command):
+                answer(engine.open(command))
+            case Close(session):
+                self._close(session, answer)
+            case Submit(turn):
+                engine.submit(turn)
+                answer(None)
+            case Abort(None):
+                answer(engine.abort_all())
+            case Abort(str() as turn_id):
+                answer(int(engine.abort(turn_id)))
+            case Flush():
+                answer(engine.flush())
+            case GetInfo():
+                answer(self._reporter.info())
+            case ListSessions():
+                answer([session.id for session in engine.sessions])
+            case GetSession(session):
+                answer(self._reporter.session(session))
+            case Stop():
+                self._stop(answer)
+            case _ as never:
+                assert_never(never)
+
+    def _close(self, session: str, answer: Answer) -> None:
+        closed = self._engine.close(session)
+        if closed is None:
+            self._closing.setdefault(session, []).append(answer)
+        else:
+            answer(closed)
+
+    def _stop(self, answer: Answer) -> None:
+        with self._lock:
+            self._stopping = True
+        self._engine.abort_all(STOPPED)
+        answer(None)
+
+    def _flush_events(self) -> None:
+        events = self._outbox[:]
+        self._outbox.clear()
+        outward: list[Event] = []
+        for event in events:
+            match event:
+                case SessionClosed(session=session):
+                    for answer in self._closing.pop(session, []):
+                        answer(event)
+                case TurnTokens() | TurnFinished():
+                    outward.append(event)
+                case _:
+                    pass
+        if outward:
+            self._deliver(outward)
+
+    def _drain(self) -> None:
+        """Answer what is still in the inbox, and every close that waits for a turn."""
+        self._flush_events()
+        stopped = EngineStopped("the engine has stopped")
+        while (envelope := self._next()) is not None:
+            envelope.answer(stopped)
+        for answers in self._closing.values():
+            for answer in answers:
+                answer(stopped)
