@@ -1,4 +1,4 @@
-"""A decoder in float64 NumPy, one sequence at a time: the formulas without pages, batches or caches.
+"""A decoder in float64 NumPy, one sequence at a time: formulas without pages, batches or caches.
 
 It shares no code with the backends except the rotary frequencies, so it can judge them.
 """

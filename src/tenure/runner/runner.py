@@ -1,0 +1,100 @@
+"""One step: page copies, forward pass, choice of tokens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+
+from tenure.backend.base import F32, Executor
+from tenure.core.plan import Choice, Plan, Result, Row, RowResult
+from tenure.kv.spec import KvSpec, RecurrentGroup
+from tenure.runner.batch import Assembled, assemble
+
+_log = logging.getLogger(__name__)
+
+NOT_FINITE = "the model's logits hold a NaN or an infinity"
+
+
+class Runner:
+    """Executes plans on one executor, whose KV it allocates; sees page numbers, never owners.
+
+    A failure stays in its row: when the batch as a whole fails, each row runs again alone. That is
+    safe because a forward pass over the same tokens and pages writes the same KV. It does not hold
+    for recurrent state, which a pass replaces; with such groups, every row of the failed batch
+    ends with the error.
+    """
+
+    def __init__(self, executor: Executor, kv: KvSpec) -> None:
+        self._executor = executor
+        self._repeatable = not any(isinstance(group, RecurrentGroup) for group in kv.groups)
+        executor.allocate(kv)
+
+    def execute(self, plan: Plan) -> Result:
+        """Run the step. Raises only what a page copy raises: a copy belongs to no row."""
+        if plan.copies:
+            self._executor.copy_pages(plan.copies)
+        if not plan.rows:
+            return Result(())
+        try:
+            return self._run(plan.rows)
+        except Exception as error:
+            _log.exception("a batch of %d rows failed", len(plan.rows))
+            if len(plan.rows) == 1 or not self._repeatable:
+                return Result(tuple(_failed(row, error) for row in plan.rows))
+            return self._run_apart(plan.rows)
+
+    def _run_apart(self, rows: Sequence[Row]) -> Result:
+        results: list[RowResult] = []
+        forward_s = choose_s = 0.0
+        for row in rows:
+            try:
+                alone = self._run([row])
+            except Exception as error:
+                results.append(_failed(row, error))
+            else:
+                results.extend(alone.rows)
+                forward_s += alone.forward_s
+                choose_s += alone.choose_s
+        return Result(tuple(results), forward_s, choose_s)
+
+    def _run(self, rows: Sequence[Row]) -> Result:
+        assembled = assemble(rows)
+        begin = perf_counter()
+        logits = self._executor.forward(assembled.batch)
+        computed = perf_counter()
+        results = assembled.results(rows, self._choose(assembled, logits))
+        return Result(tuple(results), computed - begin, perf_counter() - computed)
+
+    def _choose(self, assembled: Assembled, logits: F32) -> Sequence[Choice | str]:
+        specs = assembled.specs
+        if not specs:
+            return []
+        logits = assembled.logits_by_spec(logits)
+        finite = _finite_rows(logits)
+        if finite.all():
+            return self._executor.choose(logits, specs)
+        kept = np.flatnonzero(finite)
+        chosen: list[Choice | str] = [NOT_FINITE] * len(specs)
+        choices = self._executor.choose(logits[kept], [specs[i] for i in kept])
+        for i, choice in zip(kept, choices, strict=True):
+            chosen[i] = choice
+        return chosen
+
+
+def _finite_rows(logits: F32) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each row is free of NaN and infinity.
+
+    A row whose sum is finite is; one whose sum is not may only have overflowed, so it is read.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        finite = np.isfinite(logits.sum(axis=1))
+    for i in np.flatnonzero(~finite):
+        finite[i] = np.isfinite(logits[i]).all()
+    return finite
+
+
+def _failed(row: Row, error: Exception) -> RowResult:
+    return RowResult(row.request, error=f"{type(error).__name__}: {error}")
