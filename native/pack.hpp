@@ -69,7 +69,5 @@ std::size_t encoded_row_bytes(Encoding encoding, int n_in);
 void pack(Pool& pool, Encoding encoding, const std::byte* rows, const Packed& into,
           std::byte* quants, std::byte* scales);
 
-// Writes n elements of a row as binary32: the values that the kernels compute with.
-void decode_row(Encoding encoding, const std::byte* row, int n, float* out);
 
 }  // namespace tenure
