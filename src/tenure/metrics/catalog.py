@@ -1,0 +1,141 @@
+"""Every metric the server exports, as data: name, kind, help, and where its samples come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from tenure.core.info import EngineInfo, GroupInfo
+
+Labels = tuple[str, ...]
+Sample = tuple[Labels, float]
+
+
+class Kind(Enum):
+    """A gauge goes up and down; a counter only up, and its name gets `_total`."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. `read` gives its samples, each with values for `labels` in order."""
+
+    name: str
+    kind: Kind
+    help: str
+    read: Callable[[EngineInfo], Iterable[Sample]]
+    labels: Labels = ()
+
+
+def _gauge(name: str, help: str, read: Callable[[EngineInfo], float]) -> Metric:
+    return Metric(name, Kind.GAUGE, help, lambda info: [((), read(info))])
+
+
+def _counter(name: str, help: str, read: Callable[[EngineInfo], float]) -> Metric:
+    return Metric(name, Kind.COUNTER, help, lambda info: [((), read(info))])
+
+
+_PLACES: dict[str, Callable[[GroupInfo], int]] = {
+    "free": lambda group: group.n_free,
+    "quarantined": lambda group: group.n_quarantined,
+    "private": lambda group: group.n_private,
+    "tree": lambda group: group.n_tree,
+}
+
+
+def _pages(info: EngineInfo) -> Iterable[Sample]:
+    for index, group in enumerate(info.groups):
+        for place, count in _PLACES.items():
+            yield (str(index), group.kind, place), count(group)
+
+
+def _evictable(info: EngineInfo) -> Iterable[Sample]:
+    for index, group in enumerate(info.groups):
+        yield (str(index), group.kind), group.n_evictable
+
+
+def _finished(info: EngineInfo) -> Iterable[Sample]:
+    counters = info.counters
+    yield ("finished",), counters.turns_finished
+    yield ("aborted",), counters.turns_aborted
+    yield ("failed",), counters.turns_failed
+
+
+def _build(info: EngineInfo) -> Iterable[Sample]:
+    yield (info.model.name, info.model.family, str(info.backend.get("name", ""))), 1
+
+
+CATALOG = (
+    Metric(
+        "tenure_build_info", Kind.GAUGE, "What is served.", _build, ("model", "family", "backend")
+    ),
+    _gauge("tenure_running_turns", "Turns that take part in steps.", lambda i: i.n_running),
+    _gauge("tenure_waiting_turns", "Turns in the queue.", lambda i: i.n_waiting),
+    _gauge("tenure_sessions", "Open sessions.", lambda i: i.n_sessions),
+    _gauge(
+        "tenure_streaming_sessions",
+        "Open sessions that are append only.",
+        lambda i: i.n_streaming_sessions,
+    ),
+    _gauge(
+        "tenure_session_held_tokens",
+        "Tokens whose KV idle sessions hold; all of it can be reclaimed.",
+        lambda i: i.held_tokens,
+    ),
+    _gauge("tenure_kv_tokens_capacity", "Tokens that fit the KV pool.", lambda i: i.max_kv_tokens),
+    Metric(
+        "tenure_kv_pages",
+        Kind.GAUGE,
+        "Pages of a KV group by place; the places add up to the pool.",
+        _pages,
+        ("group", "kind", "place"),
+    ),
+    Metric(
+        "tenure_kv_evictable_pages",
+        Kind.GAUGE,
+        "Pages of the prefix tree that may be evicted now.",
+        _evictable,
+        ("group", "kind"),
+    ),
+    _gauge("tenure_audit_ok", "1 if the last page audit found nothing.", lambda i: i.audit.ok),
+    _counter("tenure_audits", "Page audits run.", lambda i: i.audit.n_runs),
+    _counter("tenure_turns_accepted", "Turns taken in.", lambda i: i.counters.turns_accepted),
+    _counter("tenure_turns_rejected", "Turns refused.", lambda i: i.counters.turns_rejected),
+    Metric("tenure_turns_ended", Kind.COUNTER, "Turns ended, by how.", _finished, ("how",)),
+    _counter("tenure_sessions_opened", "Sessions opened.", lambda i: i.counters.sessions_opened),
+    _counter("tenure_sessions_closed", "Sessions closed.", lambda i: i.counters.sessions_closed),
+    _counter(
+        "tenure_sessions_expired",
+        "Sessions whose idle time ran out.",
+        lambda i: i.counters.sessions_expired,
+    ),
+    _counter(
+        "tenure_prompt_tokens",
+        "Prompt tokens of ended turns, history included.",
+        lambda i: i.counters.prompt_tokens,
+    ),
+    _counter(
+        "tenure_cached_prompt_tokens",
+        "Prompt tokens whose KV was at hand.",
+        lambda i: i.counters.cached_tokens,
+    ),
+    _counter("tenure_output_tokens", "Tokens produced.", lambda i: i.counters.output_tokens),
+    _counter(
+        "tenure_preemptions",
+        "Running turns taken off the pool to make room.",
+        lambda i: i.counters.preemptions,
+    ),
+    _counter(
+        "tenure_demotions",
+        "Idle sessions whose KV was given up to make room.",
+        lambda i: i.counters.demotions,
+    ),
+    _counter("tenure_steps", "Steps run.", lambda i: i.counters.steps),
+    _counter("tenure_step_tokens", "Tokens computed in steps.", lambda i: i.counters.step_tokens),
+    _counter("tenure_step_seconds", "Time in steps.", lambda i: i.counters.step_s),
+    _counter("tenure_forward_seconds", "Time in forward passes.", lambda i: i.counters.forward_s),
+    _counter("tenure_choose_seconds", "Time choosing tokens.", lambda i: i.counters.choose_s),
+)

@@ -1,0 +1,214 @@
+"""The one place where errors become HTTP answers.
+
+A turn or session that is refused answers 400 `{"error": {"message", "code"}}`. Everything else
+(schema, authentication, limits, overload, failures) answers
+`{"object": "error", "message", "type", "param": null, "code": <status>}`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, cast
+from uuid import uuid4
+
+import msgspec
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tenure.core.errors import EngineStopped, Overloaded, TenureError, TurnFailed, UserError
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Refusal(BaseModel):
+    """Why a turn or session was refused; `code` is stable, `message` is for people."""
+
+    message: str
+    code: str | None = None
+
+
+class RefusalBody(BaseModel):
+    """A refused turn or session."""
+
+    error: Refusal
+
+
+class ErrorBody(BaseModel):
+    """Any other error; `code` repeats the status."""
+
+    object: str = "error"
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as an answer: status, JSON body, extra headers."""
+
+    status: int
+    message: str
+    body: dict[str, object]
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+    def response(self) -> Response:
+        return json_response(self.body, self.status, self.headers)
+
+
+def json_response(
+    body: object, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """`body` as JSON; floats that JSON cannot hold become null."""
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def refused(error: UserError) -> HttpError:
+    """The answer to work that was refused before it changed anything."""
+    body: dict[str, object] = {"error": {"message": error.message, "code": error.code}}
+    return HttpError(400, error.message, body)
+
+
+def general(status: int, message: str, headers: dict[str, str] | None = None) -> HttpError:
+    """An answer in the general shape."""
+    body: dict[str, object] = {
+        "object": "error",
+        "message": message,
+        "type": _phrase(status),
+        "param": None,
+        "code": status,
+    }
+    return HttpError(status, message, body, headers or {})
+
+
+def from_tenure(error: TenureError) -> HttpError:
+    """The answer to an error of the engine's tree."""
+    match error:
+        case UserError():
+            return refused(error)
+        case Overloaded():
+            wait_s = max(1, math.ceil(error.retry_after_s))
+            return general(503, error.message, {"Retry-After": str(wait_s)})
+        case EngineStopped():
+            return general(503, error.message)
+        case TurnFailed():
+            return general(500, error.message)
+        case _:
+            return internal(error)
+
+
+def internal(error: Exception) -> HttpError:
+    """Log an unexpected error under a fresh id; the caller sees the id and no more."""
+    error_id = uuid4().hex[:12]
+    log.error("internal_error", error_id=error_id, exc_info=error)
+    return general(500, f"Internal error {error_id}; the server's log has the details.")
+
+
+def validation_message(errors: list[dict[str, Any]]) -> str:
+    """Name every wrong field once, with what was expected and what came.
+
+    A field of several possible types yields one error for each; the deepest are the telling ones.
+    """
+    by_field: dict[str, list[tuple[list[str], dict[str, Any]]]] = {}
+    for error in errors:
+        path = _path(error)
+        by_field.setdefault(path[0] if path else "body", []).append((path, error))
+    return " ".join(_one_field(found) for found in list(by_field.values())[:8])
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of routing, schema and engine in the shapes above."""
+
+    async def on_tenure(_: Request, error: Exception) -> Response:
+        return from_tenure(cast("TenureError", error)).response()
+
+    async def on_http(_: Request, error: Exception) -> Response:
+        http = cast("HTTPException", error)
+        headers = dict(http.headers or {})
+        return general(http.status_code, str(http.detail), headers).response()
+
+    async def on_schema(_: Request, error: Exception) -> Response:
+        wrong = cast("RequestValidationError", error).errors()
+        return general(400, validation_message([dict(item) for item in wrong])).response()
+
+    app.add_exception_handler(TenureError, on_tenure)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_schema)
+
+
+class Guard:
+    """Outermost ASGI middleware: an unforeseen exception is logged and answered with its id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            answer = internal(error).response()
+            if started or scope["type"] != "http":
+                raise
+            await answer(scope, receive, send)
+
+
+def _phrase(status: int) -> str:
+    return HTTPStatus(status).phrase if status in HTTPStatus else "Error"
+
+
+# What pydantic puts into a path beside field names: the branch of a union that was tried.
+_BRANCHES = ("str", "int", "float", "bool")
+
+
+def _path(error: dict[str, Any]) -> list[str]:
+    """The field names and list positions of an error, without the branches of unions."""
+    parts = [str(part) for part in error["loc"] if part != "body"]
+    return [p for p in parts if p not in _BRANCHES and "[" not in p and not p.endswith("Body")]
+
+
+def _one_field(found: list[tuple[list[str], dict[str, Any]]]) -> str:
+    depth = max(len(path) for path, _ in found)
+    deepest = [(path, error) for path, error in found if len(path) == depth]
+    path, first = deepest[0]
+    name = ".".join(path) or "The body"
+    if first["type"] == "extra_forbidden":
+        return f"Unknown field {name}."
+    if first["type"] == "missing":
+        return f"{name} is required."
+    if first["type"] == "json_invalid":
+        return f"The body is not valid JSON: {first['ctx']['error']}."
+    wanted = dict.fromkeys(_wanted(error) for where, error in deepest if where == path)
+    return f"{name} must be {' or '.join(wanted)}, got {_short(first['input'])}."
+
+
+def _wanted(error: dict[str, Any]) -> str:
+    return str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _short(value: object, limit: int = 80) -> str:
+    # Only simple values are shown: the repr of a large list alone could take a second.
+    match value:
+        case str() | bytes():
+            text = repr(value[:limit])
+        case list():
+            text = "an array"
+        case dict():
+            text = "an object"
+        case _:
+            text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,55 @@
+"""Bounds on what one HTTP request may ask for, and the body limit that holds before parsing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tenure.core.errors import InvalidField
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_batch` counts the turns of one request: prompts times `n`."""
+
+    max_body_bytes: int = 32 * 2**20
+    max_batch: int = 256
+    max_logprobs: int = 256
+    max_list: int = 256
+    health_timeout_s: float = 20.0
+
+    def bound_list(self, field: str, values: tuple[T, ...]) -> tuple[T, ...]:
+        """`values`; raises InvalidField when there are more than `max_list`."""
+        if len(values) > self.max_list:
+            raise InvalidField(field, f"{len(values)} entries", f"at most {self.max_list} entries")
+        return values
+
+
+class BodyLimit:
+    """ASGI middleware: 413 for a body over `max_bytes`, declared or counted as it arrives."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        n_read = 0
+
+        async def limited() -> Message:
+            nonlocal n_read
+            message = await receive()
+            n_read += len(message.get("body", b""))
+            if n_read > self._max_bytes or int(declared) > self._max_bytes:
+                raise HTTPException(413, f"The body is larger than {self._max_bytes} bytes.")
+            return message
+
+        await self._app(scope, limited, send)

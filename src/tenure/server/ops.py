@@ -1,0 +1,190 @@
+"""Routes for those who run a server: health, information, metrics, the cache, the tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any, cast
+from uuid import uuid4
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from tenure import __version__
+from tenure.core.errors import TenureError, TurnFailed
+from tenure.core.events import Aborted, TurnFinished
+from tenure.core.params import SamplingParams
+from tenure.core.tokens import tokens
+from tenure.core.turns import TurnRequest
+from tenure.engine.client import EngineClient
+from tenure.metrics.render import CONTENT_TYPE, render
+from tenure.server.errors import ErrorBody, general, json_response
+from tenure.server.settings import ServerSettings
+from tenure.server.wire import IdLists, Ids, Texts, Wire, about, check_ids
+
+HEALTH_NAMESPACE = "tenure.health"
+Responses = dict[int | str, dict[str, Any]]
+UNHEALTHY: Responses = {503: {"model": ErrorBody, "description": "Not well."}}
+TEXT: Responses = {200: {"content": {"text/plain": {}}, "description": "Text."}}
+OBJECT: Responses = {200: {"model": dict[str, Any], "description": "Facts."}}
+EMPTY: Responses = {200: {"description": "An empty body."}}
+
+
+class TokenizeBody(Wire):
+    """`/tokenize`."""
+
+    prompt: str | Texts
+    model: str | None = about(None, "Accepted; one model is served.")
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(Wire):
+    """`/detokenize`."""
+
+    tokens: Ids | IdLists
+    model: str | None = about(None, "Accepted; one model is served.")
+    skip_special_tokens: bool = True
+
+
+class OpsRoutes:
+    """Handlers over one engine; none of them waits for a turn but `/health_generate`."""
+
+    def __init__(self, client: EngineClient, settings: ServerSettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._started = int(time.time())
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["Operations"], default_response_class=Response)
+        get, post = router.get, router.post
+        get("/health", responses=UNHEALTHY | EMPTY)(self.health)
+        get("/health_generate", responses=UNHEALTHY | EMPTY)(self.health_generate)
+        for path in ("/model_info", "/get_model_info"):
+            get(path, responses=OBJECT, operation_id=path[1:])(self.model_info)
+        for path in ("/server_info", "/get_server_info"):
+            get(path, responses=OBJECT, operation_id=path[1:])(self.server_info)
+        get("/v1/models", responses=OBJECT)(self.models)
+        get("/metrics", responses=TEXT)(self.metrics)
+        get("/flush_cache", responses=TEXT, operation_id="get_flush_cache")(self.flush_cache)
+        post("/flush_cache", responses=TEXT, operation_id="post_flush_cache")(self.flush_cache)
+        post("/tokenize", responses=OBJECT)(self.tokenize)
+        post("/detokenize", responses=OBJECT)(self.detokenize)
+        return router
+
+    async def health(self) -> Response:
+        """Whether the engine takes work; cheap."""
+        if not self._client.alive:
+            return general(503, "The engine does not take work.").response()
+        return Response()
+
+    async def health_generate(self) -> Response:
+        """Whether the engine produces a token, by producing one."""
+        try:
+            async with asyncio.timeout(self._settings.limits.health_timeout_s):
+                await self._one_token()
+        except (TimeoutError, TenureError) as error:
+            return general(503, f"No token came: {error or 'time ran out'}.").response()
+        return Response()
+
+    async def model_info(self) -> Response:
+        """The served model."""
+        model = self._client.model
+        info = {
+            "model_path": model.path,
+            "tokenizer_path": model.path,
+            "served_model_name": model.name,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": "default",
+            "model_type": model.family,
+            "fingerprint": model.fingerprint,
+            "vocab_size": model.n_vocab,
+            "context_length": model.context_len,
+            "has_chat_template": model.has_chat_template,
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+        }
+        return json_response(info)
+
+    async def server_info(self) -> Response:
+        """Settings, sizes, counters and the last page audit."""
+        info = await self._client.info()
+        body = {
+            **self._settings.shown,
+            "model_path": info.model.path,
+            "served_model_name": info.model.name,
+            "version": __version__,
+            "max_total_num_tokens": info.max_kv_tokens,
+            "max_req_input_len": info.max_input_tokens,
+            "internal_states": [asdict(info)],
+        }
+        return json_response(body)
+
+    async def models(self) -> Response:
+        """The served model, in the shape of OpenAI's list."""
+        model = self._client.model
+        entry = {
+            "id": model.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "tenure",
+            "root": model.path,
+            "parent": None,
+            "max_model_len": model.context_len,
+        }
+        return json_response({"object": "list", "data": [entry]})
+
+    async def metrics(self) -> Response:
+        """Prometheus' text format."""
+        return Response(render(await self._client.info()), media_type=CONTENT_TYPE)
+
+    async def flush_cache(self) -> Response:
+        """Empty the prefix tree and give up idle sessions' KV; sessions stay open."""
+        n_pages = await self._client.flush()
+        return Response(f"Cache flushed: {n_pages} pages freed.\n", media_type="text/plain")
+
+    async def tokenize(self, body: TokenizeBody) -> Response:
+        """Ids of a text, or of each text of a list."""
+        tokenizer = self._client.text.tokenizer
+        max_len = self._client.model.context_len
+        match body.prompt:
+            case str() as text:
+                found = await asyncio.to_thread(tokenizer.encode, text, body.add_special_tokens)
+                result: dict[str, object] = {"tokens": found, "count": len(found)}
+            case texts:
+                lists = await asyncio.to_thread(
+                    lambda: [tokenizer.encode(text, body.add_special_tokens) for text in texts]
+                )
+                result = {"tokens": lists, "count": [len(ids) for ids in lists]}
+        return json_response(result | {"max_model_len": max_len})
+
+    async def detokenize(self, body: DetokenizeBody) -> Response:
+        """Text of ids, or of each list of ids."""
+        batched = bool(body.tokens) and isinstance(body.tokens[0], list)
+        lists = cast("list[list[int]]", body.tokens if batched else [body.tokens])
+        tokenizer = self._client.text.tokenizer
+        for ids in lists:
+            check_ids("tokens", ids, self._client.model.n_vocab)
+        texts = await asyncio.to_thread(
+            lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in lists]
+        )
+        return json_response({"text": texts if batched else texts[0]})
+
+    async def _one_token(self) -> None:
+        tokenizer = self._client.text.tokenizer
+        first = 0 if tokenizer.bos_id is None else tokenizer.bos_id
+        turn = TurnRequest(
+            id=f"health-{uuid4().hex}",
+            tokens=tokens([first]),
+            params=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
+            namespace=HEALTH_NAMESPACE,
+        )
+        async with aclosing(self._client.generate(turn)) as events:
+            async for event in events:
+                match event:
+                    case TurnFinished(finish=Aborted(message=message)):
+                        raise TurnFailed(message)
+                    case _:
+                        pass

@@ -1,0 +1,20 @@
+"""What the HTTP server is told on start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tenure.server.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """`api_key` None lets everybody in. `shown` is what `/server_info` tells of the start settings;
+
+    it must hold no secret.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    limits: Limits = field(default_factory=Limits)
+    shown: Mapping[str, object] = field(default_factory=dict[str, object])
