@@ -11,7 +11,7 @@ Every step works on one row alone, in float64, so that a choice is a function of
 5. Otherwise each id has the weight `w = exp((l - max(l)) / temperature)`, and the filters follow.
    top_k keeps the k largest `l`, ties to the lowest ids. top_p orders what is left by falling
    weight, then rising id, and keeps the shortest prefix whose sum reaches `top_p` times the sum of
-   what top_k left. min_p keeps `w >= min_p` (the largest weight is 1).
+   what top_k left (taken in id order). min_p keeps `w >= min_p` (the largest weight is 1).
 6. The draw takes the lowest surviving id whose running sum of weights, in id order, exceeds
    `u * total`, with `u` from `uniform(seed, position)`.
 
@@ -148,10 +148,16 @@ def _largest(values: F64, k: int) -> Ids:
 
 
 def _nucleus(weights: F64, top_p: float) -> Ids:
-    """Rising indices of the shortest prefix, by falling weight, whose sum reaches its share."""
-    order = np.argsort(-weights, kind="stable")
+    """Rising indices of the shortest prefix, by falling weight, whose sum reaches its share.
+
+    Only likely ids are sorted: those at or under the mean of the share that is left out can add up
+    to no more than that share, so the prefix ends before them.
+    """
+    total = weights.cumsum()[-1]
+    likely = np.flatnonzero(weights > (1.0 - top_p) * total / len(weights))
+    order = likely[np.argsort(-weights[likely], kind="stable")]
     running = weights[order].cumsum()
-    n_kept = int(running.searchsorted(top_p * running[-1], "left")) + 1
+    n_kept = int(running.searchsorted(top_p * total, "left")) + 1
     return np.sort(order[:n_kept])
 
 

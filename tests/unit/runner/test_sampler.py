@@ -39,7 +39,7 @@ def drawn(logits: np.ndarray, spec: ChoiceSpec, n: int = 400) -> set[int]:
 # Few distinct values make ties common; the rest is arbitrary.
 some_logits = st.one_of(
     arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([-3.0, 0.0, 0.5, 2.0])),
-    arrays(np.float32, st.integers(1, 40), elements=st.floats(-30, 30, width=32)),
+    arrays(np.float32, st.integers(1, 40), elements=st.floats(-30, 30, width=16)),
 )
 
 
