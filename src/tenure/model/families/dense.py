@@ -94,8 +94,13 @@ GGUF_HARMLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 
 def hf_attention(config: Settings, n_kv_heads: int, head_dim: int) -> AttentionSpec:
     """Grouped-query attention with rotary positions, without bias, norm or window."""
+    n_heads = config.integer("num_attention_heads")
+    if n_heads % n_kv_heads:
+        raise config.refusal("num_key_value_heads", f"a divisor of {n_heads}, the number of heads")
+    if head_dim % 2:
+        raise config.refusal("head_dim", f"even, for rotary positions ({head_dim} is odd)")
     return AttentionSpec(
-        n_heads=config.integer("num_attention_heads"),
+        n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
@@ -152,9 +157,16 @@ def gguf_attention(meta: Settings, inventory: Inventory) -> AttentionSpec:
         raise meta.refusal("embedding_length", f"a multiple of the head count ({n_heads})")
     head_dim = meta.integer_or("attention.key_length", d_model // n_heads)
     meta.require("attention.value_length", (head_dim,))
+    n_kv_heads = meta.integer_or("attention.head_count_kv", n_heads)
+    if n_heads % n_kv_heads:
+        raise meta.refusal("attention.head_count_kv", f"a divisor of {n_heads}, the head count")
+    if head_dim % 2:
+        raise meta.refusal(
+            "attention.key_length", f"even, for rotary positions ({head_dim} is odd)"
+        )
     return AttentionSpec(
         n_heads=n_heads,
-        n_kv_heads=meta.integer_or("attention.head_count_kv", n_heads),
+        n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rope=rope_from_gguf(meta, inventory, head_dim),

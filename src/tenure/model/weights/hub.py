@@ -62,7 +62,7 @@ def fetch_snapshot(repo_id: str, progress: Callable[[str, int, int], None]) -> P
 def _reporting_bar(what: str, progress: Callable[[str, int, int], None]) -> type[tqdm_asyncio[Any]]:
     """A silent progress bar that passes byte counts on."""
 
-    class ReportingBar(tqdm_asyncio[Any]):
+    class ReportingBar(tqdm_asyncio):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})
