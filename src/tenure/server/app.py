@@ -16,6 +16,7 @@ from tenure.server.limits import BodyLimit
 from tenure.server.ops import OpsRoutes
 from tenure.server.settings import ServerSettings
 from tenure.server.sglang.routes import SglangRoutes
+from tenure.server.sglang.service import SglangService
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": RefusalBody | ErrorBody, "description": "Refused; nothing has changed."},
@@ -42,7 +43,7 @@ def create_app(client: EngineClient, settings: ServerSettings) -> FastAPI:
         responses=ERRORS,
     )
     install(app)
-    app.include_router(SglangRoutes(client, settings.limits).router())
+    app.include_router(SglangRoutes(SglangService(client, settings.limits)).router())
     app.include_router(OpsRoutes(client, settings).router())
     documents.install(app)
     return app

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from http import HTTPStatus
+from http.client import responses
 from typing import Any, cast
 from uuid import uuid4
 
@@ -117,7 +117,7 @@ def validation_message(errors: list[dict[str, Any]]) -> str:
 
     A field of several possible types yields one error for each; the deepest are the telling ones.
     """
-    by_field: dict[str, list[tuple[list[str], dict[str, Any]]]] = {}
+    by_field: dict[str | int, list[tuple[list[str | int], dict[str, Any]]]] = {}
     for error in errors:
         path = _path(error)
         by_field.setdefault(path[0] if path else "body", []).append((path, error))
@@ -168,32 +168,45 @@ class Guard:
 
 
 def _phrase(status: int) -> str:
-    return HTTPStatus(status).phrase if status in HTTPStatus else "Error"
+    return responses.get(status, "Error")
 
 
 # What pydantic puts into a path beside field names: the branch of a union that was tried.
 _BRANCHES = ("str", "int", "float", "bool")
 
 
-def _path(error: dict[str, Any]) -> list[str]:
+def _path(error: dict[str, Any]) -> list[str | int]:
     """The field names and list positions of an error, without the branches of unions."""
-    parts = [str(part) for part in error["loc"] if part != "body"]
-    return [p for p in parts if p not in _BRANCHES and "[" not in p and not p.endswith("Body")]
+    *inner, last = error["loc"] or ("body",)
+    parts = [part for part in inner if part != "body" and not _is_branch(part)]
+    unknown = error["type"] == "extra_forbidden"
+    return [*parts, last] if unknown or not _is_branch(last) else parts
 
 
-def _one_field(found: list[tuple[list[str], dict[str, Any]]]) -> str:
+def _is_branch(part: str | int) -> bool:
+    return isinstance(part, str) and (part in _BRANCHES or "[" in part or part.endswith("Body"))
+
+
+def _spelt(path: list[str | int]) -> str:
+    """A path as one would write it; ["stop", 0] is stop[0]."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
+    return "".join(parts).removeprefix(".")[:80] or "The body"
+
+
+def _one_field(found: list[tuple[list[str | int], dict[str, Any]]]) -> str:
     depth = max(len(path) for path, _ in found)
     deepest = [(path, error) for path, error in found if len(path) == depth]
     path, first = deepest[0]
-    name = ".".join(path) or "The body"
-    if first["type"] == "extra_forbidden":
-        return f"Unknown field {name}."
-    if first["type"] == "missing":
-        return f"{name} is required."
-    if first["type"] == "json_invalid":
-        return f"The body is not valid JSON: {first['ctx']['error']}."
-    wanted = dict.fromkeys(_wanted(error) for where, error in deepest if where == path)
-    return f"{name} must be {' or '.join(wanted)}, got {_short(first['input'])}."
+    match first["type"]:
+        case "extra_forbidden":
+            return f"Unknown field {_spelt(path)}."
+        case "missing":
+            return f"{_spelt(path)} is required."
+        case "json_invalid":
+            return f"The body is not valid JSON: {first['ctx']['error']}."
+        case _:
+            wanted = dict.fromkeys(_wanted(error) for where, error in deepest if where == path)
+            return f"{_spelt(path)} must be {' or '.join(wanted)}, got {_short(first['input'])}."
 
 
 def _wanted(error: dict[str, Any]) -> str:

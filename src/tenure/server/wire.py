@@ -7,13 +7,16 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.types import FailFast
+from typing_extensions import TypeAliasType
 
 from tenure.core.errors import InvalidField
 
-Ids = Annotated[list[int], FailFast()]
-IdLists = Annotated[list[Ids], FailFast()]
-Texts = Annotated[list[str], FailFast()]
-Bools = Annotated[list[bool], FailFast()]
+# A list of a million wrong items must not make a million errors. The aliases have names because
+# `Annotated` with FailFast does not hash, which unions need.
+Ids = TypeAliasType("Ids", Annotated[list[int], FailFast()])
+IdLists = TypeAliasType("IdLists", Annotated[list[Ids], FailFast()])
+Texts = TypeAliasType("Texts", Annotated[list[str], FailFast()])
+Bools = TypeAliasType("Bools", Annotated[list[bool], FailFast()])
 
 
 def about(default: Any, text: str, **bounds: float) -> Any:

@@ -19,7 +19,7 @@ from tenure.core.events import (
 )
 from tenure.core.params import LogprobParams
 from tenure.core.plan import Choice
-from tenure.engine.detokenize import TurnText
+from tenure.engine.detokenize import TextOptions, TurnText
 from tenure.engine.text import Text
 from tenure.server.sglang.translate import Ask
 
@@ -90,13 +90,18 @@ class JsonParts:
 
 
 class TurnAnswer:
-    """One turn's answer so far. Feed it every event; `body` is the answer's shape at any time."""
+    """One turn's answer so far. Feed it every event; `body` is the answer's shape at any time.
+
+    Raises InvalidField for a stop pattern that cannot be used.
+    """
 
     def __init__(self, ask: Ask, text: Text, parts: Parts) -> None:
+        self.turn = ask.turn
         self.finish: Finish | None = None
         self._ask = ask
         self._tokenizer = text.tokenizer
-        self._text = TurnText(text.tokenizer, ask.turn.params, ask.show)
+        options = TextOptions(ask.show.skip_special, ask.show.keep_stop)
+        self._text = TurnText(text.tokenizer, ask.turn.params, options)
         self._parts = parts
         n_prompt = len(ask.turn.tokens)
         self._usage = Usage(n_prompt, 0, 0, n_prompt, 0)
@@ -130,8 +135,9 @@ class TurnAnswer:
         if event.usage is not None:
             self._usage = event.usage
         self._n_output += len(event.choices)
-        self._parts.add("output_ids", [choice.token for choice in event.choices])
-        self._parts.add_text("".join([self._text.push(c.token) for c in event.choices]))
+        ids = [choice.token for choice in event.choices]
+        self._parts.add("output_ids", ids)
+        self._parts.add_text(self._text.push(ids))
         if self._ask.turn.logprobs is not None:
             self._add_scores("output", event.choices, self._ask.turn.logprobs)
 

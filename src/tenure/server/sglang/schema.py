@@ -29,7 +29,7 @@ class SamplingBody(Wire):
     n: int = about(1, "Answers for each prompt.", minimum=1)
     ignore_eos: bool = about(False, "Go on past the end-of-sequence token.")
     skip_special_tokens: bool = about(True, "Leave special tokens out of the text.")
-    spaces_between_special_tokens: bool = about(True, "Spaces around special tokens.")
+    spaces_between_special_tokens: bool = about(True, "Accepted; no tokenizer here adds any.")
     no_stop_trim: bool = about(False, "Keep what stopped the turn in the text.")
     logit_bias: dict[str, float] | None = about(None, "Token id to bias, -100..100.")
     sampling_seed: int | None = about(None, "Same seed, same tokens.", minimum=0)

@@ -45,7 +45,6 @@ class Show:
     """How the answer shows a turn: its text, and what stands beside it."""
 
     skip_special: bool = True
-    spaces_between_special: bool = True
     keep_stop: bool = False
     logprob_text: bool = False
     prompt_ids: bool = False
@@ -134,7 +133,6 @@ def _asks(
     params = sampling_params(prompt.body, bounds)
     show = Show(
         skip_special=prompt.body.skip_special_tokens,
-        spaces_between_special=prompt.body.spaces_between_special_tokens,
         keep_stop=prompt.body.no_stop_trim,
         logprob_text=body.return_text_in_logprobs,
         prompt_ids=body.return_prompt_token_ids,
