@@ -1,0 +1,184 @@
+#include "attention_plan.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tenure {
+namespace {
+
+constexpr std::size_t LINE = 64;
+constexpr int VECTOR = 16;
+// Rows to which the cost of loading K and V is equal, in the cost model of a tile.
+constexpr int LOAD_ROWS = 4;
+// Tasks a thread should get in one layer, so that a thread which loses its core costs little.
+constexpr int TASKS_PER_THREAD = 6;
+
+int round_up(int n, int to) { return (n + to - 1) / to * to; }
+std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+
+std::size_t element_bytes(KvType type) {
+  switch (type) {
+    case KvType::f32: return 4;
+    case KvType::f16: return 2;
+    default: return 1;
+  }
+}
+
+int group_of(const AttentionShape& shape) { return shape.n_heads / shape.n_kv_heads; }
+
+int queries_per_tile(const AttentionShape& shape) {
+  return std::max(1, ATTENTION_TILE_ROWS / group_of(shape));
+}
+
+int first_visible(const AttentionTile& tile, const AttentionShape& shape) {
+  return shape.window > 0 ? std::max(0, tile.first_pos + 1 - shape.window) : 0;
+}
+
+// In rows x positions; `rows` of the tile share each load.
+double cost_of(const AttentionTile& tile, const AttentionShape& shape) {
+  const int seen = tile.first_pos + tile.n_queries - first_visible(tile, shape);
+  return double(seen) * (tile.n_queries * group_of(shape) + LOAD_ROWS);
+}
+
+float* aligned(float* p) {
+  const auto at = reinterpret_cast<std::uintptr_t>(p);
+  return reinterpret_cast<float*>(round_up(at, LINE));
+}
+
+}  // namespace
+
+KvLayout kv_layout(KvType type, int page_size, int n_kv_heads, int head_dim) {
+  KvLayout layout{};
+  layout.page_size = page_size;
+  layout.run = std::min(page_size, VECTOR);
+  layout.head_dim = head_dim;
+  layout.v_stride = round_up(head_dim, VECTOR);
+  const std::size_t element = element_bytes(type);
+  layout.v_offset = std::size_t(page_size) * head_dim * element;
+  layout.head_bytes = layout.v_offset + std::size_t(page_size) * layout.v_stride * element;
+  layout.scale_offset = round_up(n_kv_heads * layout.head_bytes, sizeof(float));
+  const std::size_t scales =
+      type == KvType::i8 ? std::size_t(n_kv_heads) * 2 * page_size * sizeof(float) : 0;
+  layout.page_bytes = round_up(layout.scale_offset + scales, LINE);
+  return layout;
+}
+
+std::size_t kv_page_bytes(KvType type, int page_size, int n_kv_heads, int head_dim) {
+  return kv_layout(type, page_size, n_kv_heads, head_dim).page_bytes;
+}
+
+std::size_t attention_partial_floats(int rows, int head_dim) {
+  return 2 * round_up(rows, VECTOR) + std::size_t(rows) * round_up(head_dim, VECTOR);
+}
+
+std::size_t attention_scratch_floats(int max_rows, int head_dim) {
+  const std::size_t rows = round_up(max_rows, VECTOR);
+  const std::size_t wide = round_up(head_dim, VECTOR);
+  const std::size_t block = ATTENTION_BLOCK;
+  return rows * (3 * wide + block + VECTOR + 4) + block * (2 * wide + 2);
+}
+
+AttentionPlan::AttentionPlan(Isa isa, int n_threads)
+    : kernels_(attention_table(isa)), n_threads_(n_threads) {}
+
+void AttentionPlan::build(const BatchView& batch, const PageTable& table,
+                          const AttentionShape& shape) {
+  tiles_.clear();
+  tasks_.clear();
+  units_.clear();
+  n_partials_ = 0;
+  const int step = queries_per_tile(shape);
+  double cost = 0.0;
+  for (int row = 0; row < batch.n_rows; ++row) {
+    const int n = batch.row_start[row + 1] - batch.row_start[row];
+    for (int i = 0; i < n; i += step) {
+      tiles_.push_back({table.pages + table.indptr[row], batch.row_start[row] + i,
+                        batch.first_pos[row] + i, std::min(step, n - i)});
+      cost += cost_of(tiles_.back(), shape) * shape.n_kv_heads;
+    }
+  }
+  const double target = n_threads_ == 1 ? cost : cost / (n_threads_ * TASKS_PER_THREAD);
+  for (const AttentionTile& tile : tiles_) add_tile(tile, shape, target);
+  // Large tasks first, so that the last ones to end are small. Among those of single queries, one
+  // head and part of all sequences are neighbours: branches of one prefix find its pages in cache.
+  std::stable_sort(tasks_.begin(), tasks_.end(), [&](const Task& a, const Task& b) {
+    const AttentionTask& x = a.work;
+    const AttentionTask& y = b.work;
+    const bool one = x.tile.n_queries == 1 && y.tile.n_queries == 1;
+    if (!one && x.tile.n_queries != y.tile.n_queries) return x.tile.n_queries > y.tile.n_queries;
+    if (!one) return x.part_end - x.part_begin > y.part_end - y.part_begin;
+    if (x.kv_head != y.kv_head) return x.kv_head < y.kv_head;
+    return x.part_begin < y.part_begin;
+  });
+  reserve(shape);
+}
+
+void AttentionPlan::add_tile(const AttentionTile& tile, const AttentionShape& shape,
+                             double target) {
+  const int begin = first_visible(tile, shape) / ATTENTION_PART;
+  const int end = (tile.first_pos + tile.n_queries + ATTENTION_PART - 1) / ATTENTION_PART;
+  const int wanted = int(std::min(double(end - begin), cost_of(tile, shape) / target + 0.5));
+  const int n_tasks = std::max(1, wanted);
+  for (int head = 0; head < shape.n_kv_heads; ++head) {
+    const AttentionTask whole{tile, head, begin, end, nullptr};
+    if (n_tasks == 1) {
+      tasks_.push_back({whole, -1});
+      continue;
+    }
+    const int unit = int(units_.size());
+    units_.push_back({whole, n_tasks, n_partials_});
+    n_partials_ += (end - begin) *
+                   attention_partial_floats(tile.n_queries * group_of(shape), shape.head_dim);
+    for (int i = 0; i < n_tasks; ++i) {
+      AttentionTask part = whole;
+      part.part_begin = begin + (end - begin) * i / n_tasks;
+      part.part_end = begin + (end - begin) * (i + 1) / n_tasks;
+      tasks_.push_back({part, unit});
+    }
+  }
+}
+
+void AttentionPlan::reserve(const AttentionShape& shape) {
+  if (partials_.size() < n_partials_) partials_.resize(n_partials_);
+  if (n_left_ < units_.size()) {
+    n_left_ = 2 * units_.size();
+    left_ = std::make_unique<std::atomic<int>[]>(n_left_);
+  }
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    Unit& unit = units_[i];
+    unit.whole.partial = partials_.data() + unit.partial_at;
+    left_[i].store(unit.n_tasks, std::memory_order_relaxed);
+  }
+  for (Task& task : tasks_) {
+    if (task.unit < 0) continue;
+    const AttentionTask& whole = units_[task.unit].whole;
+    task.work.partial =
+        whole.partial + (task.work.part_begin - whole.part_begin) *
+                            attention_partial_floats(whole.tile.n_queries * group_of(shape),
+                                                     shape.head_dim);
+  }
+  const int rows = queries_per_tile(shape) * group_of(shape);
+  const std::size_t each =
+      round_up(attention_scratch_floats(rows, shape.head_dim), LINE / sizeof(float));
+  if (each > scratch_floats_) {
+    scratch_floats_ = each;
+    scratch_ = std::make_unique<float[]>(each * n_threads_ + LINE / sizeof(float));
+  }
+}
+
+void AttentionPlan::run(Pool& pool, const AttentionCall& call) {
+  float* scratch = aligned(scratch_.get());
+  pool.run(int(tasks_.size()), [&](int chunk, int worker) {
+    const Task& task = tasks_[chunk];
+    float* own = scratch + worker * scratch_floats_;
+    kernels_.attend(call, task.work, own);
+    if (task.unit < 0) return;
+    // The last task of a unit folds it. Its count is then set for the next layer.
+    std::atomic<int>& left = left_[task.unit];
+    if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    left.store(units_[task.unit].n_tasks, std::memory_order_relaxed);
+    kernels_.finish(call, units_[task.unit].whole, own);
+  });
+}
+
+}  // namespace tenure
