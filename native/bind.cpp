@@ -1,0 +1,25 @@
+#include "bind.hpp"
+
+#include <nanobind/stl/string.h>
+
+namespace tenure {
+
+Isa parse_isa(const std::string& name) {
+  const Isa best = detect_isa();
+  for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+    if (name != isa_name(isa)) continue;
+    if (isa <= best) return isa;
+    throw nb::value_error(("this CPU or build cannot run " + name).c_str());
+  }
+  throw nb::value_error(("unknown instruction set " + name).c_str());
+}
+
+}  // namespace tenure
+
+NB_MODULE(_native, m) {
+  m.doc() = "Kernels and the forward pass of the native backend.";
+  m.def("detect_isa", [] { return std::string(tenure::isa_name(tenure::detect_isa())); },
+        "The best instruction set that this CPU and this build share.");
+  tenure::bind_model(m);
+  tenure::bind_kernels(m);
+}

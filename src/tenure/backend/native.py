@@ -1,0 +1,165 @@
+"""The native backend: one C++ call runs a whole forward pass on the CPU.
+
+What it promises: logits that are a function of (weights, context tokens, the settings that name the
+arithmetic) alone, to the bit: not of the batch, of chunk sizes, page size, thread count, or the
+instruction set that runs them.
+
+The extension is optional; without it `why_not()` says why, and nothing here can be loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tenure.backend import sampler
+from tenure.backend.base import F32, BackendSettings, Batch, Progress
+from tenure.backend.native_model import KV_DTYPES, REQUANTIZE, fill_model, native_spec
+from tenure.core.errors import ConfigError
+from tenure.core.plan import Choice, ChoiceSpec, PageCopy
+from tenure.kv.spec import KvSpec, RecurrentGroup
+from tenure.model.spec import ModelSpec
+from tenure.model.weights.base import WeightSource
+
+if TYPE_CHECKING:
+    from tenure import _native
+
+ISA_VARIABLE = "TENURE_ISA"
+"""Environment variable that names an instruction set to use instead of the best."""
+
+
+def why_not() -> str | None:
+    """The reason why the extension cannot be loaded; None when it can."""
+    try:
+        from tenure import _native  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def available() -> bool:
+    return why_not() is None
+
+
+def available_threads() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """The settings that name the arithmetic, resolved: part of what decides the bits."""
+
+    kv_dtype: str
+    requantize: str
+
+
+class NativeExecutor:
+    """One loaded model with its paged KV."""
+
+    name = "native"
+
+    def __init__(self, model: _native.Model, spec: ModelSpec, arithmetic: Arithmetic) -> None:
+        self._model = model
+        self._spec = spec
+        self._arithmetic = arithmetic
+        self._n_groups = 1 + max(layer.group for layer in spec.layers)
+        self._allocated = False
+
+    def describe(self) -> dict[str, str | int | float]:
+        return {
+            "backend": self.name,
+            "device": "cpu",
+            "dtype": self._arithmetic.requantize,
+            "kv_dtype": self._arithmetic.kv_dtype,
+            "kernels": self._model.isa,
+            "threads": self._model.n_threads,
+            "weight_bytes": self._model.weight_bytes,
+        }
+
+    def kv_bytes_per_page(self, page_size: int) -> tuple[int, ...]:
+        return tuple(
+            self._model.page_bytes(self._arithmetic.kv_dtype, page_size, group)
+            for group in range(self._n_groups)
+        )
+
+    def allocate(self, kv: KvSpec) -> None:
+        """Raises RuntimeError when called twice, ConfigError for a group that it cannot hold."""
+        if self._allocated:
+            raise RuntimeError("the KV cache is allocated already")
+        if len(kv.groups) != self._n_groups:
+            raise ConfigError(f"the model has {self._n_groups} KV groups, got {len(kv.groups)}")
+        if any(isinstance(group, RecurrentGroup) for group in kv.groups):
+            raise ConfigError("the native backend holds no recurrent state")
+        n_pages = [group.n_pages for group in kv.groups]
+        self._model.allocate(self._arithmetic.kv_dtype, kv.page_size, n_pages)
+        self._allocated = True
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        for copy in copies:
+            self._model.copy_page(copy.group, copy.src, copy.dst)
+
+    def forward(self, batch: Batch) -> F32:
+        return self._model.forward(
+            batch.tokens, batch.row_start, batch.first_pos, batch.tables, batch.logits_at
+        )
+
+    def choose(self, logits: F32, specs: Sequence[ChoiceSpec]) -> list[Choice]:
+        return sampler.choose(logits, specs)
+
+    def close(self) -> None:
+        del self._model
+
+
+class NativeBackend:
+    """Loads dense decoders; weights stay in their stored precision unless `dtype` says otherwise.
+
+    `dtype` int8 or int4 quantises unquantised matrices in groups of 32 at load. `kv_dtype` is
+    float16 (default), float32 or int8. `threads` 0 takes every available core.
+    """
+
+    name = "native"
+
+    def load(
+        self,
+        spec: ModelSpec,
+        weights: WeightSource,
+        settings: BackendSettings,
+        progress: Progress,
+    ) -> NativeExecutor:
+        """Raises ConfigError for a setting it does not know, ModelError for unfit weights."""
+        from tenure import _native
+
+        if settings.device not in ("auto", "cpu"):
+            raise ConfigError(
+                f"device must be auto or cpu on the native backend, got {settings.device!r}"
+            )
+        arithmetic = Arithmetic(
+            kv_dtype=_known("kv_dtype", settings.kv_dtype, "float16", KV_DTYPES),
+            requantize=_known("dtype", settings.dtype, "stored", tuple(REQUANTIZE)),
+        )
+        model = _native.Model(
+            native_spec(spec), _isa(_native.detect_isa()), settings.threads or available_threads()
+        )
+        fill_model(model, spec, weights, REQUANTIZE[arithmetic.requantize], progress)
+        return NativeExecutor(model, spec, arithmetic)
+
+
+def _known(field: str, name: str, default: str, known: tuple[str, ...]) -> str:
+    if name == "auto":
+        return default
+    if name not in known:
+        allowed = ", ".join(("auto", *known))
+        raise ConfigError(f"{field} must be one of {allowed} on the native backend, got {name!r}")
+    return name
+
+
+def _isa(best: str) -> str:
+    known = ("portable", "avx2", "avx512")
+    name = os.environ.get(ISA_VARIABLE, best)
+    if name not in known[: known.index(best) + 1]:
+        runs = ", ".join(known[: known.index(best) + 1])
+        raise ConfigError(f"{ISA_VARIABLE} must be one of {runs} on this machine, got {name!r}")
+    return name
