@@ -22,4 +22,5 @@ NB_MODULE(_native, m) {
         "The best instruction set that this CPU and this build share.");
   tenure::bind_model(m);
   tenure::bind_kernels(m);
+  tenure::bind_linear(m);
 }

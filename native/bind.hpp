@@ -20,5 +20,6 @@ Isa parse_isa(const std::string& name);  // throws nb::value_error
 
 void bind_model(nb::module_& m);
 void bind_kernels(nb::module_& m);  // kernels one by one, for tests and benchmarks
+void bind_linear(nb::module_& m);
 
 }  // namespace tenure
