@@ -1,4 +1,4 @@
-"""Linear layers of the extension: their values, and that nothing but the inputs decides the bits."""
+"""Linear layers of the extension: their values, and that only the inputs decide the bits."""
 
 import numpy as np
 import pytest
