@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter
@@ -22,7 +22,7 @@ from tenure.engine.client import EngineClient
 from tenure.metrics.render import CONTENT_TYPE, render
 from tenure.server.errors import ErrorBody, general, json_response
 from tenure.server.settings import ServerSettings
-from tenure.server.wire import IdLists, Ids, Texts, Wire, about, check_ids
+from tenure.server.texts import DetokenizeBody, TokenizeBody, detokenized, tokenized
 
 HEALTH_NAMESPACE = "tenure.health"
 Responses = dict[int | str, dict[str, Any]]
@@ -30,22 +30,6 @@ UNHEALTHY: Responses = {503: {"model": ErrorBody, "description": "Not well."}}
 TEXT: Responses = {200: {"content": {"text/plain": {}}, "description": "Text."}}
 OBJECT: Responses = {200: {"model": dict[str, Any], "description": "Facts."}}
 EMPTY: Responses = {200: {"description": "An empty body."}}
-
-
-class TokenizeBody(Wire):
-    """`/tokenize`."""
-
-    prompt: str | Texts
-    model: str | None = about(None, "Accepted; one model is served.")
-    add_special_tokens: bool = True
-
-
-class DetokenizeBody(Wire):
-    """`/detokenize`."""
-
-    tokens: Ids | IdLists
-    model: str | None = about(None, "Accepted; one model is served.")
-    skip_special_tokens: bool = True
 
 
 class OpsRoutes:
@@ -146,31 +130,15 @@ class OpsRoutes:
         return Response(f"Cache flushed: {n_pages} pages freed.\n", media_type="text/plain")
 
     async def tokenize(self, body: TokenizeBody) -> Response:
-        """Ids of a text, or of each text of a list."""
-        tokenizer = self._client.text.tokenizer
-        max_len = self._client.model.context_len
-        match body.prompt:
-            case str() as text:
-                found = await asyncio.to_thread(tokenizer.encode, text, body.add_special_tokens)
-                result: dict[str, object] = {"tokens": found, "count": len(found)}
-            case texts:
-                lists = await asyncio.to_thread(
-                    lambda: [tokenizer.encode(text, body.add_special_tokens) for text in texts]
-                )
-                result = {"tokens": lists, "count": [len(ids) for ids in lists]}
-        return json_response(result | {"max_model_len": max_len})
+        """Ids of a text, of each text of a list, or of messages."""
+        found = await asyncio.to_thread(tokenized, body, self._client.text)
+        return json_response(found | {"max_model_len": self._client.model.context_len})
 
     async def detokenize(self, body: DetokenizeBody) -> Response:
         """Text of ids, or of each list of ids."""
-        batched = bool(body.tokens) and isinstance(body.tokens[0], list)
-        lists = cast("list[list[int]]", body.tokens if batched else [body.tokens])
-        tokenizer = self._client.text.tokenizer
-        for ids in lists:
-            check_ids("tokens", ids, self._client.model.n_vocab)
-        texts = await asyncio.to_thread(
-            lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in lists]
-        )
-        return json_response({"text": texts if batched else texts[0]})
+        n_vocab = self._client.model.n_vocab
+        texts = await asyncio.to_thread(detokenized, body, self._client.text, n_vocab)
+        return json_response({"text": texts})
 
     async def _one_token(self) -> None:
         tokenizer = self._client.text.tokenizer
