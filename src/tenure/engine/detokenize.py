@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from tenure.core.events import Aborted, Finish, LengthReached, Stopped
 from tenure.core.params import SamplingParams
@@ -13,23 +12,13 @@ from tenure.engine.stops import StopMatch, StopRules, StopScanner, stop_ids
 from tenure.model.tokenizer import Tokenizer
 
 
-class Shown(Protocol):
+@dataclass(frozen=True, slots=True)
+class TextOptions:
     """How output is shown.
 
     `skip_special` leaves control tokens out. `keep_stop` keeps what ended the turn: a stop token's
     text, or a stop string and what came with its last token.
     """
-
-    @property
-    def skip_special(self) -> bool: ...
-
-    @property
-    def keep_stop(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TextOptions:
-    """The plain choice of Shown."""
 
     skip_special: bool = True
     keep_stop: bool = False
@@ -47,11 +36,11 @@ class TurnText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, shown: Shown = DEFAULT_OPTIONS
+        self, tokenizer: Tokenizer, params: SamplingParams, options: TextOptions = DEFAULT_OPTIONS
     ) -> None:
         rules = StopRules.of(params)
         self._tokenizer = tokenizer
-        self._shown = shown
+        self._options = options
         self._stop_ids = stop_ids(params, tokenizer)
         self._min_new = params.min_new_tokens
         self._stream = tokenizer.stream(skip_special=False)
@@ -84,10 +73,10 @@ class TurnText:
         match finish:
             case Stopped(matched=str()):
                 self._take_held()
-                if self._match is not None and not self._shown.keep_stop:
+                if self._match is not None and not self._options.keep_stop:
                     end = self._match.start
             case Stopped():
-                if self._shown.keep_stop:
+                if self._options.keep_stop:
                     self._take_held()
             case LengthReached() | Aborted():
                 self._take_held()
@@ -109,7 +98,7 @@ class TurnText:
         if token in self._tokenizer.special_ids:
             cut_short, special = self._stream.flush(), self._tokenizer.token_text(token)
             self._raw.add(cut_short, visible=True)
-            self._raw.add(special, visible=not self._shown.skip_special)
+            self._raw.add(special, visible=not self._options.skip_special)
             self._scan(cut_short + special)
         else:
             text = self._stream.push(token)
