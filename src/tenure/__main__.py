@@ -1,0 +1,5 @@
+"""`python -m tenure`."""
+
+from tenure.cli.main import main
+
+main()

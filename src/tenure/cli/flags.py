@@ -1,0 +1,90 @@
+"""Flags that several commands share; each is also an environment variable and a config key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from tenure.core.config import EngineSettings, QueueOrder
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def flag(text: str) -> Parameter:
+    """A flag with its help."""
+    return Parameter(help=text)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class EngineFlags:
+    """What is loaded and how it runs; defaults are those of `core.config.EngineSettings`."""
+
+    model: Annotated[
+        str | None,
+        flag("A GGUF file, a folder in Hugging Face format, or a hub id; a small one if absent."),
+    ] = None
+    served_model_name: Annotated[str | None, flag("The name clients see.")] = None
+    max_kv_tokens: Annotated[int | None, flag("Tokens the KV cache holds.")] = None
+    page_size: Annotated[int, flag("Tokens of a KV page, a power of two up to 256.")] = 16
+    step_tokens: Annotated[int | None, flag("Most tokens computed in one step.")] = None
+    max_running: Annotated[int, flag("Most turns that run at once.")] = 64
+    max_queue: Annotated[int, flag("Most turns that wait; more are answered with 503.")] = 1024
+    order: Annotated[QueueOrder, flag("Which waiting turn goes first.")] = QueueOrder.FCFS
+    backend: Annotated[str, flag("auto, native or reference.")] = "auto"
+    device: Annotated[str, flag("auto, cpu or cuda.")] = "auto"
+    dtype: Annotated[str, flag("Type of the arithmetic.")] = "auto"
+    kv_dtype: Annotated[str, flag("Type of the KV cache.")] = "auto"
+    threads: Annotated[int, flag("CPU threads; 0 is one for each core.")] = 0
+    seed: Annotated[int | None, flag("Seed of turns that bring none.")] = None
+
+    def settings(self) -> EngineSettings:
+        """The same as the engine takes it."""
+        return EngineSettings(**vars(self))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags:
+    """Where and for whom the server listens."""
+
+    host: Annotated[str, flag("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, flag("Port to listen on; 0 takes a free one.")] = 30000
+    api_key: Annotated[
+        str | None,
+        flag(
+            "Clients must send it as a bearer token. Others on this machine can read a flag; "
+            "the environment variable is safer."
+        ),
+    ] = None
+    log_level: Annotated[LogLevel, flag("What is logged, to stderr.")] = "info"
+    config: Annotated[
+        Path | None, flag("A TOML file with any of these flags as keys; flags and variables win.")
+    ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class DecodingFlags:
+    """How answers are decoded."""
+
+    max_new_tokens: Annotated[int, flag("Most tokens of an answer.")] = 512
+    temperature: Annotated[float, flag("0 always takes the most likely token.")] = 0.7
+    top_p: Annotated[float, flag("Nucleus mass.")] = 0.95
+    sampling_seed: Annotated[int | None, flag("Same seed, same answer.")] = None
+
+    def sampling_params(self) -> dict[str, object]:
+        """The same as `sampling_params` of `/generate`."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """A running server, or this process."""
+
+    url: Annotated[str | None, flag("A running server; absent loads the model here.")] = None
+    api_key: Annotated[str | None, flag("That server's API key.")] = None
