@@ -26,6 +26,7 @@ Progress = Callable[[str, int, int], None]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 ROPE_FREQS = "rope_freqs.weight"
+SPLIT_COUNT = "split.count"
 GGUF_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 HF_UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
@@ -83,6 +84,11 @@ def _open_file(path: Path) -> Checkpoint:
             f"{path}: not a GGUF file; for safetensors give the folder that holds config.json"
         )
     file = open_gguf(path)
+    if file.metadata.get(SPLIT_COUNT, 1) != 1:
+        raise ModelError(
+            f"{path}: one of {file.metadata[SPLIT_COUNT]} parts of a model; join them into one "
+            "file first (llama-gguf-split --merge)"
+        )
     inventory = _inventory(file)
     blueprint = blueprint_from_gguf(str(path), file.metadata, inventory)
     return Checkpoint(
@@ -110,6 +116,9 @@ def _gguf_eos(metadata: Mapping[str, object]) -> tuple[int, ...]:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
+    files = sorted(folder.glob("*.gguf"))
+    if files and not (folder / "config.json").exists():
+        raise ModelError(f"{folder}: a folder of GGUF files; give one of them, such as {files[0]}")
     config = _read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.is_file() else {}

@@ -152,6 +152,10 @@ def hf_config(family: str, shape: TinyShape, tied: bool) -> dict[str, object]:
 def _family_keys(family: str, shape: TinyShape) -> dict[str, object]:
     bias: dict[str, object] = {"attention_bias": True} if shape.attention_bias else {}
     match family:
+        case "mistral" if bias:
+            raise ValueError("a mistral has no attention_bias")
+        case "llama" if shape.window is not None:
+            raise ValueError("a llama has no window; take a mistral")
         case "mistral":
             return {"sliding_window": shape.window}
         case "qwen2" | "qwen3" if shape.window is not None:
@@ -162,7 +166,9 @@ def _family_keys(family: str, shape: TinyShape) -> dict[str, object]:
 
 
 def gguf_metadata(family: str, shape: TinyShape) -> dict[str, object]:
-    """The model part of a tiny model's GGUF metadata."""
+    """The model part of a tiny model's GGUF metadata; raises ValueError where it has no `rope`."""
+    if shape.rope:
+        raise ValueError("a scaled `rope` is written to safetensors folders only")
     arch = "llama" if family == "mistral" else family
     keys: dict[str, object] = {
         "block_count": shape.n_layers,

@@ -119,6 +119,17 @@ class TestFingerprint:
             path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
             assert load(path).weights.fingerprint != before
 
+    def test_does_not_depend_on_where_the_checkpoint_lies(self, tmp_path: Path) -> None:
+        prints: set[str] = set()
+        for name in ("here", "there"):
+            folder = write_tiny_model(tmp_path / name, "llama")
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config | {"surprise": 1}))
+            checkpoint = load(folder)
+            assert name in checkpoint.spec.notes[0]
+            prints.add(checkpoint.weights.fingerprint)
+        assert len(prints) == 1
+
     def test_changes_with_a_setting_of_the_arithmetic(self, tmp_path: Path) -> None:
         folder = write_tiny_model(tmp_path / "m", "llama")
         before = load(folder).weights.fingerprint
@@ -136,6 +147,19 @@ class TestRefusals:
         folder = write_tiny_model(tmp_path / "m", "llama")
         with pytest.raises(ModelError, match="for safetensors give the folder"):
             load(folder / "model.safetensors")
+
+    def test_a_part_of_a_split_gguf(self, tmp_path: Path) -> None:
+        path = write_tiny_gguf(tmp_path / "m.gguf", "llama")
+        file = open_gguf(path)
+        metadata = {**file.metadata, "split.count": 3}
+        write_gguf(tmp_path / "part.gguf", metadata, file.tensors.values())
+        with pytest.raises(ModelError, match="one of 3 parts of a model; join them"):
+            load(tmp_path / "part.gguf")
+
+    def test_a_folder_of_gguf_files(self, tmp_path: Path) -> None:
+        write_tiny_gguf(tmp_path / "m.gguf", "llama")
+        with pytest.raises(ModelError, match=r"give one of them, such as .*m\.gguf"):
+            load(tmp_path)
 
     def test_a_folder_without_config(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
