@@ -12,7 +12,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_FIELDS = 15
 NATIVE_SUFFIXES = (".cpp", ".hpp")
-FLAT_RECORDS = frozenset({"SamplingBody", "GenerateBody", "Counters", "EngineInfo"})
+FLAT_RECORDS = frozenset({"SamplingBody", "GenerateBody", "TurnMeta", "Counters"})
 """Records that mirror a list from outside field by field; nesting them would hide it."""
 
 

@@ -19,14 +19,12 @@ class QueueOrder(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Sizes in tokens unless named otherwise; construction raises ConfigError.
+    """How the engine schedules; construction raises ConfigError.
 
-    `step_tokens` bounds the tokens of a step, `mixed_tokens` the prefill in one where some
+    `step_tokens` bounds the tokens of a step, `mixed_tokens` the prefill in one where some requests
     decode; `max_running` bounds the requests that run at once, `max_queue` those that wait.
     """
 
-    max_kv_tokens: int
-    page_size: int = 16
     step_tokens: int = 512
     mixed_tokens: int = 128
     max_running: int = 64
@@ -36,23 +34,13 @@ class EngineConfig:
     max_sessions: int = 100_000
 
     def __post_init__(self) -> None:
-        if self.page_size not in PAGE_SIZES:
-            raise ConfigError(f"page_size must be one of {PAGE_SIZES}, got {self.page_size}")
-        if self.max_kv_tokens < self.page_size:
-            raise ConfigError(
-                f"max_kv_tokens must be at least one page ({self.page_size}), "
-                f"got {self.max_kv_tokens}"
-            )
-        at_least_one = {
-            "step_tokens": self.step_tokens,
-            "mixed_tokens": self.mixed_tokens,
-            "max_running": self.max_running,
-            "max_queue": self.max_queue,
-            "max_sessions": self.max_sessions,
-        }
-        for name, value in at_least_one.items():
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        _at_least_one(
+            step_tokens=self.step_tokens,
+            mixed_tokens=self.mixed_tokens,
+            max_running=self.max_running,
+            max_queue=self.max_queue,
+            max_sessions=self.max_sessions,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +48,7 @@ class EngineSettings:
     """What a user chooses when starting an engine; None means: decide from model and machine.
 
     `model` is a GGUF file, a folder in Hugging Face format, a hub id, or None: the default model.
+    Construction raises ConfigError.
     """
 
     model: str | None = None
@@ -76,3 +65,25 @@ class EngineSettings:
     kv_dtype: str = "auto"
     threads: int = 0
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.page_size not in PAGE_SIZES:
+            raise ConfigError(f"page_size must be one of {PAGE_SIZES}, got {self.page_size}")
+        if self.max_kv_tokens is not None and self.max_kv_tokens < self.page_size:
+            raise ConfigError(
+                f"max_kv_tokens must be at least one page ({self.page_size}), "
+                f"got {self.max_kv_tokens}"
+            )
+        if self.threads < 0:
+            raise ConfigError(f"threads must be at least 0 (0: all cores), got {self.threads}")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must be in [0, 2^63), got {self.seed}")
+        _at_least_one(max_running=self.max_running, max_queue=self.max_queue)
+        if self.step_tokens is not None:
+            _at_least_one(step_tokens=self.step_tokens)
+
+
+def _at_least_one(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tenure.core.clock import Clock
-from tenure.core.errors import ContextTooLong, DuplicateTurn, EmptyContext, NoRoom, UserError
+from tenure.core.errors import ContextTooLong, DuplicateTurn, EmptyContext, UserError
 from tenure.core.events import (
     Aborted,
     Event,
@@ -113,9 +113,9 @@ class Engine:
 
         Raises SessionNotFound where neither a session nor a tag of that id is known.
         """
-        n_freed = self._kv.tags.release(session_id)
-        if session_id not in self.sessions and n_freed.known:
-            return SessionClosed(session_id, 0, "closed", n_freed.pages, n_freed.tokens)
+        freed = self._kv.tags.release(session_id)
+        if freed.nodes and session_id not in self.sessions:
+            return SessionClosed(session_id, 0, "closed", freed.pages, freed.tokens)
         return self.sessions.close(session_id)
 
     # -- a turn enters
@@ -132,34 +132,32 @@ class Engine:
         if turn.id in self._live:
             raise DuplicateTurn(turn.id)
         self._check_ids(turn.tokens)
+        watch = self._make_watch(turn.params)
         if turn.session is None:
-            self._check_length(len(turn.tokens))
-            self._scheduler.check_room_in_queue()
-            prompt = TokenLog.of(turn.tokens)
-            self._enqueue(turn, prompt, 0, None, None)
+            self._check_room(len(turn.tokens))
+            spec = self._spec(turn, TokenLog.of(turn.tokens), 0, watch)
+            self._enqueue(spec, None, None)
             return
         session = self.sessions.get(turn.session.id)
         assembly = session.assemble(
             turn.session, turn.id, turn.tokens, self._limits.bos_id, self._output_so_far
         )
-        self._check_length(len(assembly.prompt))
-        self._scheduler.check_room_in_queue()
+        self._check_room(len(assembly.prompt))
+        spec = self._spec(turn, assembly.prompt, assembly.n_inherited, watch)
         self._make_way(session, assembly)
         start = self.sessions.register(session, assembly)
-        lease = self._start_lease(start)
-        self._enqueue(turn, assembly.prompt, assembly.n_inherited, session, lease)
+        self._enqueue(spec, session, self._start_lease(start))
 
-    def _enqueue(
-        self,
-        turn: TurnRequest,
-        prompt: TokenLog,
-        n_inherited: int,
-        session: Session | None,
-        lease: Lease | None,
-    ) -> None:
+    def _check_room(self, n_prompt: int) -> None:
+        self._check_length(n_prompt)
+        self._scheduler.check_room_in_queue()
+
+    def _spec(
+        self, turn: TurnRequest, prompt: TokenLog, n_inherited: int, watch: StopWatch | None
+    ) -> RequestSpec:
         params = turn.params
         stop_ids = frozenset(params.stop_token_ids)
-        spec = RequestSpec(
+        return RequestSpec(
             number=self._next_number,
             turn=turn,
             prompt=prompt,
@@ -167,9 +165,12 @@ class Engine:
             max_len=self._limits.max_len,
             seed=self._seed(turn),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self._limits.eos_ids,
-            watch=self._make_watch(params),
+            watch=watch,
             arrival_s=self._clock.now(),
         )
+
+    def _enqueue(self, spec: RequestSpec, session: Session | None, lease: Lease | None) -> None:
+        turn = spec.turn
         self._next_number += 1
         request = Request(spec, lease)
         tag = None if turn.tag is None else (turn.tag, self._kv.tags.current(turn.tag))
@@ -195,14 +196,7 @@ class Engine:
             case Moved(lease):
                 return lease
             case ForkRunning(turn, at):
-                request = self._live[turn].request
-                lease = request.lease
-                if lease is None:
-                    return None
-                try:
-                    return lease.fork(request, min(at, lease.committed))
-                except NoRoom:
-                    return None
+                return self._scheduler.fork(self._live[turn].request, at)
 
     def _check_ids(self, ids: Tokens) -> None:
         if len(ids) and (min(ids) < 0 or max(ids) >= self._limits.n_vocab):
@@ -363,6 +357,11 @@ class Engine:
     def n_submitted(self) -> int:
         """Turns accepted since start."""
         return self._next_number
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """The turns in flight, in order of arrival."""
+        return tuple(self._live)
 
     @property
     def n_live(self) -> int:

@@ -161,10 +161,8 @@ class EngineLoop:
             case Submit(turn):
                 engine.submit(turn)
                 answer(None)
-            case Abort(None):
-                answer(engine.abort_all())
-            case Abort(str() as turn_id):
-                answer(int(engine.abort(turn_id)))
+            case Abort(turn_id):
+                answer(engine.abort_all() if turn_id is None else int(engine.abort(turn_id)))
             case Flush():
                 answer(engine.flush())
             case GetInfo():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tenure.core.clock import Clock
 from tenure.core.config import EngineConfig
-from tenure.core.errors import NoRoom, QueueFull
+from tenure.core.errors import NoRoom, QueueFull, UserError
 from tenure.core.events import Aborted, Finish, LengthReached
 from tenure.core.plan import Choice, Plan, Result, Row, RowResult
 from tenure.kv.lease import Lease
@@ -47,7 +47,8 @@ class Scheduler:
     """Waiting and running requests over one KV cache.
 
     Invariants: a request is in exactly one of waiting and running until it has ended; a running
-    request holds a lease; `_pressed` is set from a preemption until a request ends.
+    request holds a lease; `_pressed` is set from a preemption until a request ends; `_source` is
+    the request whose lease is being forked, which keeps it meanwhile.
     """
 
     def __init__(self, kv: KvCache, config: EngineConfig, clock: Clock) -> None:
@@ -57,6 +58,7 @@ class Scheduler:
         self._waiting = RankedRequests(config.order)
         self._running = RankedRequests(config.order)
         self._pressed = False
+        self._source: Request | None = None
         self.n_preemptions = 0
 
     # -- coming and going
@@ -87,11 +89,27 @@ class Scheduler:
         request.state = ENDED
         return lease
 
+    def fork(self, request: Request, at: int) -> Lease | None:
+        """A second lease on what `request` has committed of its first `at` tokens.
+
+        None where it holds no lease, or where there is no room.
+        """
+        lease = request.lease
+        if lease is None:
+            return None
+        self._source = request
+        try:
+            return lease.fork(request, min(at, lease.committed))
+        except NoRoom:
+            return None
+        finally:
+            self._source = None
+
     def demote_waiting(self) -> bool:
         """Give up the lease of the last waiting request that has one; False if none has."""
         for request in reversed(list(self._waiting)):
             match request.state:
-                case Waiting(lease) if lease is not None:
+                case Waiting(lease) if lease is not None and request is not self._source:
                     self._to_tree(request, lease.move())
                     request.state = Waiting(None)
                     return True
@@ -113,6 +131,7 @@ class Scheduler:
         self._admit(draft)
         copies = self._kv.drain_copies()
         if not draft.rows and not copies:
+            self._kv.step_done()
             return None
         return Plan(tuple(draft.rows.values()), copies)
 
@@ -183,7 +202,7 @@ class Scheduler:
                     return False
                 matched = self._kv.match(namespace, request.read(0, request.reusable))
                 return shares_unfinished_prefix(
-                    request, matched, prefilling, self._config.page_size
+                    request, matched, prefilling, self._kv.spec.page_size
                 )
             case Waiting() | Running() | Ended():
                 return False
@@ -232,24 +251,32 @@ class Scheduler:
             yield self._apply_row(request, row, done)
 
     def _apply_row(self, request: Request, row: Row, done: RowResult) -> Progress:
-        if done.error is not None:
-            return Progress(request, (), Aborted(done.error, 500, "turn_failed"))
         lease = self._running_lease(request)
         assert lease is not None
         assert lease.committed == row.start
+        if done.error is not None:
+            lease.abandon_step()
+            return Progress(request, (), Aborted(done.error, 500, "turn_failed"))
         lease.commit(len(row.tokens))
         request.scores.extend(done.scores)
         finish = None
         if done.choice is not None:
-            if request.first_token_s is None:
-                request.first_token_s = self._clock.now()
-            finish = request.append(done.choice.token)
+            finish = self._append(request, done.choice.token)
         elif not request.wants_token and lease.committed == len(request):
             finish = LengthReached(len(request.output))
         if not request.published_prompt and lease.committed >= request.n_prompt:
             request.published_prompt = True
             lease.publish(request, request.n_prompt)
         return Progress(request, () if done.choice is None else (done.choice,), finish)
+
+    def _append(self, request: Request, token: int) -> Finish | None:
+        if request.first_token_s is None:
+            request.first_token_s = self._clock.now()
+        try:
+            return request.append(token)
+        except UserError as error:
+            # A stop regex that takes too long on this text.
+            return Aborted(error.message, 400, error.code)
 
     # -- inside
 

@@ -197,14 +197,21 @@ class Session:
         holder = self._holder(turn_id)
         match self._kv[holder]:
             case Idle(lease):
-                try:
-                    return Moved(lease.fork(_log(self.turns.get(holder)), min(at, lease.committed)))
-                except NoRoom:
-                    return FRESH
+                return self._fork_idle(holder, lease, at)
             case Busy():
                 return ForkRunning(holder, at)
             case Cold() | Lent():
                 return FRESH
+
+    def _fork_idle(self, turn_id: str, lease: Lease, at: int) -> KvStart:
+        """Fork an idle lease, out of reach of the demotion that may make room for it."""
+        self._idle.discard((self.generation, turn_id))
+        try:
+            return Moved(lease.fork(_log(self.turns.get(turn_id)), min(at, lease.committed)))
+        except NoRoom:
+            return FRESH
+        finally:
+            self._idle.add((self.generation, turn_id))
 
     def _holder(self, turn_id: str) -> str:
         """The turn that holds the KV of `turn_id` now, following where it was lent to."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tenure.core.config import EngineConfig
+from tenure.core.config import EngineConfig, EngineSettings
 from tenure.core.errors import ConfigError, InvalidField
 from tenure.core.params import LogprobParams, SamplingParams
 from tenure.core.tokens import tokens
@@ -80,8 +80,15 @@ def test_a_turn_is_in_a_session_or_tagged_never_both() -> None:
         ({"step_tokens": 0}, "step_tokens must be at least 1, got 0"),
         ({"max_running": 0}, "max_running must be at least 1"),
         ({"max_queue": 0}, "max_queue must be at least 1"),
+        ({"threads": -1}, r"threads must be at least 0 \(0: all cores\), got -1"),
+        ({"seed": -1}, "seed must be in"),
     ],
 )
 def test_engine_settings_are_checked(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        EngineConfig(**{"max_kv_tokens": 1024, **changes})
+        EngineSettings(**changes)
+
+
+def test_a_schedule_that_never_moves_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mixed_tokens must be at least 1, got 0"):
+        EngineConfig(mixed_tokens=0)

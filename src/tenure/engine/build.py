@@ -1,0 +1,107 @@
+"""The composition root: from what a user chose to a running engine."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from tenure.backend.base import BackendSettings, Executor, Progress
+from tenure.backend.registry import find_backend
+from tenure.core.clock import MonotonicClock
+from tenure.core.config import EngineConfig, EngineSettings
+from tenure.core.info import ModelInfo
+from tenure.engine.local import LocalClient
+from tenure.engine.text import Text, load_text
+from tenure.engine.wire import Wiring, launch
+from tenure.kv.spec import KvSpec
+from tenure.model.default import default_model_path
+from tenure.model.load import Checkpoint, load_checkpoint
+from tenure.runner.memory import free_memory_bytes
+from tenure.runner.runner import Runner
+from tenure.runner.sizing import KvWish, size_kv
+
+STEP_TOKENS = 256
+"""Tokens of a step: enough for the kernels to reach full speed on prefill, few enough that the
+first of several prompts is not held up by the last.
+"""
+
+MIXED_TOKENS = 64
+"""Prefill in a step in which others decode; it bounds their time between tokens."""
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """A Progress that says nothing."""
+
+
+def start_engine(settings: EngineSettings, progress: Progress = quiet) -> LocalClient:
+    """Load the model, size the KV cache, and start the engine's thread.
+
+    Raises ModelError and ConfigError, with what to do next.
+    """
+    return launch(build(settings, progress))
+
+
+def build(settings: EngineSettings, progress: Progress = quiet) -> Wiring:
+    """Everything that `start_engine` starts, not running yet."""
+    checkpoint = load_checkpoint(_where(settings.model, progress), progress=progress)
+    executor = find_backend(settings.backend).load(
+        checkpoint.spec,
+        checkpoint.weights,
+        BackendSettings(settings.device, settings.dtype, settings.kv_dtype, settings.threads),
+        progress,
+    )
+    step_tokens = STEP_TOKENS if settings.step_tokens is None else settings.step_tokens
+    config = _config(settings, step_tokens)
+    kv = _kv_spec(executor, checkpoint, config, settings)
+    text = load_text(checkpoint)
+    return Wiring(
+        runner=Runner(executor, kv),
+        kv=kv,
+        config=config,
+        model=_model_info(settings, checkpoint, text),
+        text=text,
+        eos_ids=frozenset(checkpoint.eos_token_ids) | text.tokenizer.eos_ids,
+        backend=executor.describe(),
+        page_bytes=executor.kv_bytes_per_page(kv.page_size),
+        clock=MonotonicClock(),
+    )
+
+
+def _where(model: str | None, progress: Progress) -> str | Path:
+    if model is not None:
+        return model
+    return default_model_path(lambda done, total: progress("Fetching the model", done, total))
+
+
+def _config(settings: EngineSettings, step_tokens: int) -> EngineConfig:
+    return EngineConfig(
+        step_tokens=step_tokens,
+        mixed_tokens=min(MIXED_TOKENS, step_tokens),
+        max_running=settings.max_running,
+        max_queue=settings.max_queue,
+        order=settings.order,
+        seed=secrets.randbits(63) if settings.seed is None else settings.seed,
+    )
+
+
+def _kv_spec(
+    executor: Executor, checkpoint: Checkpoint, config: EngineConfig, settings: EngineSettings
+) -> KvSpec:
+    wish = KvWish(
+        settings.page_size, settings.max_kv_tokens, config.max_running, config.step_tokens
+    )
+    page_bytes = executor.kv_bytes_per_page(settings.page_size)
+    return size_kv(checkpoint.spec, page_bytes, wish, free_memory_bytes())
+
+
+def _model_info(settings: EngineSettings, checkpoint: Checkpoint, text: Text) -> ModelInfo:
+    name = settings.served_model_name or settings.model or checkpoint.path.stem
+    return ModelInfo(
+        name=name,
+        path=str(checkpoint.path),
+        family=checkpoint.spec.family,
+        fingerprint=checkpoint.weights.fingerprint,
+        n_vocab=checkpoint.spec.n_vocab,
+        context_len=checkpoint.spec.context_len,
+        has_chat_template=text.chat is not None,
+    )
