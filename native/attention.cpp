@@ -11,7 +11,6 @@ constexpr int SUBS = BLOCK / LANES;  // vectors of positions in a block
 constexpr float LOG2_E = 1.44269504f;
 // The running maximum of a row that has seen nothing. Finite, so that differences are never NaN.
 constexpr float NOTHING = -1e30f;
-constexpr float MASKED = -__builtin_inff();
 // Up to this many rows the kernels read K and V as stored; above, a block is widened once for all.
 constexpr int DIRECT_ROWS = 12;
 
@@ -32,13 +31,13 @@ constexpr int tile_vecs(int rows) {
 TENURE_INLINE Vec load_kv(const float* p) { return load(p); }
 TENURE_INLINE Vec load_kv(const std::uint16_t* p) { return load_half(p); }
 TENURE_INLINE Vec load_kv(const std::int8_t* p) { return load_i8(p); }
-TENURE_INLINE float widen(float x) { return x; }
-TENURE_INLINE float widen(std::uint16_t x) { return half_to_float(x); }
-TENURE_INLINE float widen(std::int8_t x) { return float(x); }
 
-// s[i][16 j + lane] = sum over d of q[i][d] * k[j][d][lane], d rising.
-template <class T, int R, int N>
-void score_tile(const float* q, int q_stride, const T* const* k, int head_dim, float* s) {
+// s[i][16 j + lane] = sum over d of q[i][d] * k[j][d][lane], d rising. Where KV comes straight from
+// memory, the tile fetches `next`, as large as `k`, meanwhile: pages are too short and too scattered
+// for the hardware to guess.
+template <class T, bool Fetch, int R, int N>
+void score_tile(const float* q, int q_stride, const T* const* k, const T* const* next, int head_dim,
+                float* s) {
   Vec sum[R][N];
   TENURE_UNROLL
   for (int i = 0; i < R; ++i) {
@@ -49,6 +48,10 @@ void score_tile(const float* q, int q_stride, const T* const* k, int head_dim, f
     Vec column[N];
     TENURE_UNROLL
     for (int j = 0; j < N; ++j) column[j] = load_kv(k[j] + d * LANES);
+    if constexpr (Fetch) {
+      TENURE_UNROLL
+      for (int j = 0; j < N; ++j) __builtin_prefetch(next[j] + d * LANES);
+    }
     TENURE_UNROLL
     for (int i = 0; i < R; ++i) {
       const Vec a = splat(q[i * q_stride + d]);
@@ -64,9 +67,9 @@ void score_tile(const float* q, int q_stride, const T* const* k, int head_dim, f
 }
 
 // o[i][16 j + lane] (+)= sum over x in [begin, end) of p[i][x] * v(x)[16 j + lane], x rising.
-template <class T, int R, int N>
-void mix_tile(const float* p, const T* const* v, int v_stride, int begin, int end, bool fresh,
-              float* o, int o_stride) {
+template <class T, bool Fetch, int R, int N>
+void mix_tile(const float* p, const T* const* v, const T* const* next, int v_stride, int begin,
+              int end, bool fresh, float* o, int o_stride) {
   Vec sum[R][N];
   TENURE_UNROLL
   for (int i = 0; i < R; ++i) {
@@ -77,12 +80,18 @@ void mix_tile(const float* p, const T* const* v, int v_stride, int begin, int en
   }
   for (int x = begin; x < end;) {
     const T* row = v[x / LANES] + (x % LANES) * v_stride;
+    const T* ahead = next[x / LANES] + (x % LANES) * v_stride;
     const int run_end = x / LANES * LANES + LANES;
     const int stop = run_end < end ? run_end : end;
     for (; x < stop; ++x, row += v_stride) {
       Vec value[N];
       TENURE_UNROLL
       for (int j = 0; j < N; ++j) value[j] = load_kv(row + j * LANES);
+      if constexpr (Fetch) {
+        TENURE_UNROLL
+        for (int j = 0; j < N; ++j) __builtin_prefetch(ahead + j * LANES);
+        ahead += v_stride;
+      }
       TENURE_UNROLL
       for (int i = 0; i < R; ++i) {
         const Vec a = splat(p[i * BLOCK + x]);
@@ -99,24 +108,24 @@ void mix_tile(const float* p, const T* const* v, int v_stride, int begin, int en
 }
 
 // Calls the instance for `rows` (1 to ROWS) and `vecs` (1 to tile_vecs(rows)).
-template <class T, int R = ROWS, int N = tile_vecs(R), class... Args>
+template <class T, bool Fetch, int R = ROWS, int N = tile_vecs(R), class... Args>
 TENURE_INLINE void pick_score(int rows, int vecs, Args... args) {
   if (rows < R) {
-    if constexpr (R > 1) pick_score<T, R - 1>(rows, vecs, args...);
+    if constexpr (R > 1) pick_score<T, Fetch, R - 1>(rows, vecs, args...);
   } else if (vecs < N) {
-    if constexpr (N > 1) pick_score<T, R, N - 1>(rows, vecs, args...);
+    if constexpr (N > 1) pick_score<T, Fetch, R, N - 1>(rows, vecs, args...);
   } else {
-    score_tile<T, R, N>(args...);
+    score_tile<T, Fetch, R, N>(args...);
   }
 }
-template <class T, int R = ROWS, int N = tile_vecs(R), class... Args>
+template <class T, bool Fetch, int R = ROWS, int N = tile_vecs(R), class... Args>
 TENURE_INLINE void pick_mix(int rows, int vecs, Args... args) {
   if (rows < R) {
-    if constexpr (R > 1) pick_mix<T, R - 1>(rows, vecs, args...);
+    if constexpr (R > 1) pick_mix<T, Fetch, R - 1>(rows, vecs, args...);
   } else if (vecs < N) {
-    if constexpr (N > 1) pick_mix<T, R, N - 1>(rows, vecs, args...);
+    if constexpr (N > 1) pick_mix<T, Fetch, R, N - 1>(rows, vecs, args...);
   } else {
-    mix_tile<T, R, N>(args...);
+    mix_tile<T, Fetch, R, N>(args...);
   }
 }
 
@@ -208,23 +217,28 @@ struct Span {
   int last_sub() const { return (end + LANES - 1) / LANES; }
 };
 
+// Where a block's K and V are, by vector of positions, and those of the block to fetch meanwhile.
 template <class T>
 struct BlockKv {
   const T* k[SUBS];
   const T* v[SUBS];
+  const T* next_k[SUBS];
+  const T* next_v[SUBS];
   int v_stride;
 };
 
 // Scales go with the arithmetic below: K's into the scores, V's into the weights.
 void gather_scales(const View& view, const Span& span, const Scratch& scratch) {
   const KvLayout& layout = view.call.layout;
-  for (int x = span.begin; x < span.end; ++x) {
-    const int at = (span.base + x) % layout.page_size;
-    const float* scales = reinterpret_cast<const float*>(view.page_of(span.base + x) +
-                                                         layout.scale_offset) +
-                          view.kv_head * 2 * layout.page_size;
-    scratch.k_scale[x] = scales[at];
-    scratch.v_scale[x] = scales[layout.page_size + at];
+  for (int x = span.begin / layout.run * layout.run; x < span.end; x += layout.run) {
+    const std::byte* page = view.page_of(span.base + x);
+    const float* k = reinterpret_cast<const float*>(page + layout.scale_offset) +
+                     view.kv_head * 2 * layout.page_size + (span.base + x) % layout.page_size;
+    const float* v = k + layout.page_size;
+    for (int i = 0; i < layout.run; ++i) {
+      scratch.k_scale[x + i] = k[i];
+      scratch.v_scale[x + i] = v[i];
+    }
   }
 }
 
@@ -236,12 +250,43 @@ BlockKv<T> locate(const View& view, const Span& span) {
   block.v_stride = layout.v_stride;
   for (int j = span.first_sub(); j < span.last_sub(); ++j) {
     const int x = span.base + j * LANES;
-    const int at = x % layout.page_size;
     const std::byte* head = view.page_of(x) + view.kv_head * layout.head_bytes;
+    const int at = x % layout.page_size;
     block.k[j] = reinterpret_cast<const T*>(head) + at * layout.head_dim;
     block.v[j] = reinterpret_cast<const T*>(head + layout.v_offset) + at * layout.v_stride;
+    // What lies beyond the end is not there to be fetched.
+    const bool more = x + BLOCK < view.end();
+    const std::byte* next = more ? view.page_of(x + BLOCK) + view.kv_head * layout.head_bytes : head;
+    const int next_at = more ? (x + BLOCK) % layout.page_size : at;
+    block.next_k[j] = reinterpret_cast<const T*>(next) + next_at * layout.head_dim;
+    block.next_v[j] = reinterpret_cast<const T*>(next + layout.v_offset) + next_at * layout.v_stride;
   }
   return block;
+}
+
+// Widens the K of a run of fewer than LANES positions. The last vector may reach beyond K, but not
+// beyond the V that follows it.
+template <int RUN, class T>
+void spread_run(const T* k, int head_dim, float* to) {
+  constexpr int COLUMNS = LANES / RUN;
+  for (int d = 0; d < head_dim; d += COLUMNS) {
+    float wide[LANES];
+    store(wide, load_kv(k + d * RUN));
+    const int n = smaller(COLUMNS, head_dim - d);
+    for (int c = 0; c < n; ++c) {
+      for (int i = 0; i < RUN; ++i) to[(d + c) * LANES + i] = wide[c * RUN + i];
+    }
+  }
+}
+
+template <class T>
+void spread_run(int run, const T* k, int head_dim, float* to) {
+  switch (run) {
+    case 1: return spread_run<1>(k, head_dim, to);
+    case 2: return spread_run<2>(k, head_dim, to);
+    case 4: return spread_run<4>(k, head_dim, to);
+    default: return spread_run<8>(k, head_dim, to);
+  }
 }
 
 // Widens run by run, for any page size. Lanes of k_tile outside the span keep what they had.
@@ -257,9 +302,7 @@ BlockKv<float> widen_block(const View& view, const Span& span, const Scratch& sc
     if (run == LANES) {
       for (int d = 0; d < layout.head_dim; ++d) store(k_to + d * LANES, load_kv(k + d * LANES));
     } else {
-      for (int d = 0; d < layout.head_dim; ++d) {
-        for (int i = 0; i < run; ++i) k_to[d * LANES + i] = widen(k[d * run + i]);
-      }
+      spread_run(run, k, layout.head_dim, k_to);
     }
     const T* v = reinterpret_cast<const T*>(head + layout.v_offset) + at * layout.v_stride;
     float* v_to = scratch.v_tile + x * layout.v_stride;
@@ -270,11 +313,13 @@ BlockKv<float> widen_block(const View& view, const Span& span, const Scratch& sc
   for (int j = 0; j < SUBS; ++j) {
     block.k[j] = scratch.k_tile + j * LANES * layout.head_dim;
     block.v[j] = scratch.v_tile + j * LANES * layout.v_stride;
+    block.next_k[j] = block.k[j];
+    block.next_v[j] = block.v[j];
   }
   return block;
 }
 
-template <class T>
+template <class T, bool Fetch>
 void score_block(const View& view, const Span& span, const BlockKv<T>& kv, const Scratch& scratch) {
   const int head_dim = view.call.shape.head_dim;
   const RowBlocks blocks(view.rows);
@@ -282,14 +327,14 @@ void score_block(const View& view, const Span& span, const BlockKv<T>& kv, const
     const int row = blocks.start(b);
     const int rows = blocks.start(b + 1) - row;
     for (int j = span.first_sub(); j < span.last_sub(); j += tile_vecs(rows)) {
-      pick_score<T>(rows, smaller(tile_vecs(rows), span.last_sub() - j),
-                    scratch.q + row * head_dim, head_dim, kv.k + j, head_dim,
-                    scratch.scores + row * BLOCK + j * LANES);
+      pick_score<T, Fetch>(rows, smaller(tile_vecs(rows), span.last_sub() - j),
+                           scratch.q + row * head_dim, head_dim, kv.k + j, kv.next_k + j, head_dim,
+                           scratch.scores + row * BLOCK + j * LANES);
     }
   }
 }
 
-template <class T>
+template <class T, bool Fetch>
 void mix_block(const View& view, const Span& span, const BlockKv<T>& kv, bool fresh,
                const Scratch& scratch) {
   const RowBlocks blocks(view.rows);
@@ -299,17 +344,29 @@ void mix_block(const View& view, const Span& span, const BlockKv<T>& kv, bool fr
     const int rows = blocks.start(b + 1) - row;
     for (int j = 0; j < n_vecs; j += tile_vecs(rows)) {
       const T* v[SUBS];
-      for (int i = span.first_sub(); i < span.last_sub(); ++i) v[i] = kv.v[i] + j * LANES;
-      pick_mix<T>(rows, smaller(tile_vecs(rows), n_vecs - j), scratch.scores + row * BLOCK,
-                  static_cast<const T* const*>(v), kv.v_stride, span.begin, span.end, fresh,
-                  scratch.sum + row * scratch.v_stride + j * LANES, scratch.v_stride);
+      const T* next[SUBS];
+      for (int i = span.first_sub(); i < span.last_sub(); ++i) {
+        v[i] = kv.v[i] + j * LANES;
+        next[i] = kv.next_v[i] + j * LANES;
+      }
+      pick_mix<T, Fetch>(rows, smaller(tile_vecs(rows), n_vecs - j), scratch.scores + row * BLOCK,
+                         static_cast<const T* const*>(v), static_cast<const T* const*>(next),
+                         kv.v_stride, span.begin, span.end, fresh,
+                         scratch.sum + row * scratch.v_stride + j * LANES, scratch.v_stride);
     }
   }
 }
 
+// The lanes of vector j that lie in [begin, end) of the block, the others `instead`.
+TENURE_INLINE Vec keep_span(Vec s, int j, int begin, int end, Vec instead) {
+  const int from = smaller(LANES, larger(0, begin - j * LANES));
+  const int to = smaller(LANES, larger(0, end - j * LANES));
+  return first_n(instead, first_n(s, instead, to), from);
+}
+
 // Turns one row's scores into weights relative to its running maximum, and rescales what the row
-// has summed so far when that maximum rose. Lanes outside [begin, end) of the block get weight 0.
-template <bool Scaled, bool Capped>
+// has summed so far when that maximum rose. Where Edge, lanes outside [begin, end) get weight 0.
+template <bool Scaled, bool Capped, bool Edge>
 void weigh_row(const AttentionShape& shape, int begin, int end, bool fresh, int row,
                const Scratch& scratch) {
   float* scores = scratch.scores + row * BLOCK;
@@ -322,31 +379,27 @@ void weigh_row(const AttentionShape& shape, int begin, int end, bool fresh, int 
     const Vec cap = splat(shape.softcap * LOG2_E);
     for (int j = 0; j < SUBS; ++j) s[j] = tanh(s[j]) * cap;
   }
-  if (begin > 0 || end < BLOCK) {
-    const Vec masked = splat(MASKED);
-    for (int j = 0; j < SUBS; ++j) {
-      const int from = smaller(LANES, larger(0, begin - j * LANES));
-      const int to = smaller(LANES, larger(0, end - j * LANES));
-      s[j] = first_n(masked, first_n(s[j], masked, to), from);
-    }
+  if constexpr (Edge) {
+    for (int j = 0; j < SUBS; ++j) s[j] = keep_span(s[j], j, begin, end, splat(NOTHING));
   }
   const float before = fresh ? NOTHING : scratch.highest[row];
   const float here = max_lanes(max(max(s[0], s[1]), max(s[2], s[3])));
   const float now = here > before ? here : before;
   for (int j = 0; j < SUBS; ++j) s[j] = exp2(s[j] - splat(now));
-  const Vec added = (s[0] + s[1]) + (s[2] + s[3]);
-  if (fresh) {
-    store(scratch.lanes + row * LANES, added);
-  } else {
-    Vec lanes = load(scratch.lanes + row * LANES);
-    if (now != before) {
-      const Vec shrink = exp2(splat(before - now));
-      lanes = lanes * shrink;
-      float* sum = scratch.sum + row * scratch.v_stride;
-      for (int i = 0; i < scratch.v_stride; i += LANES) store(sum + i, load(sum + i) * shrink);
-    }
-    store(scratch.lanes + row * LANES, lanes + added);
+  if constexpr (Edge) {
+    for (int j = 0; j < SUBS; ++j) s[j] = keep_span(s[j], j, begin, end, splat(0.0f));
   }
+  Vec lanes = (s[0] + s[1]) + (s[2] + s[3]);
+  float* lanes_at = scratch.lanes + row * LANES;
+  if (!fresh && now == before) {
+    lanes = load(lanes_at) + lanes;
+  } else if (!fresh) {
+    const Vec shrink = exp2(splat(before - now));
+    lanes = load(lanes_at) * shrink + lanes;
+    float* sum = scratch.sum + row * scratch.v_stride;
+    for (int i = 0; i < scratch.v_stride; i += LANES) store(sum + i, load(sum + i) * shrink);
+  }
+  store(lanes_at, lanes);
   scratch.highest[row] = now;
   for (int j = 0; j < SUBS; ++j) {
     if constexpr (Scaled) s[j] = s[j] * load(scratch.v_scale + j * LANES);
@@ -359,17 +412,18 @@ void weigh_block(const View& view, const Span& span, bool fresh, const Scratch& 
   for (int query = 0; query < view.tile.n_queries; ++query) {
     const int begin = larger(span.begin, view.low(query) - span.base);
     const int end = smaller(span.end, view.high(query) - span.base);
+    const auto weigh = begin > 0 || end < BLOCK ? weigh_row<Scaled, Capped, true>
+                                                : weigh_row<Scaled, Capped, false>;
     for (int i = 0; i < view.group; ++i) {
-      weigh_row<Scaled, Capped>(view.call.shape, begin, end, fresh, query * view.group + i,
-                                scratch);
+      weigh(view.call.shape, begin, end, fresh, query * view.group + i, scratch);
     }
   }
 }
 
-template <class T>
+template <class T, bool Fetch>
 void run_block(const View& view, const Span& span, const BlockKv<T>& kv, bool fresh,
                const Scratch& scratch) {
-  score_block(view, span, kv, scratch);
+  score_block<T, Fetch>(view, span, kv, scratch);
   const bool scaled = view.call.kv.type == KvType::i8;
   const bool capped = view.call.shape.softcap > 0.0f;
   if (scaled) gather_scales(view, span, scratch);
@@ -382,7 +436,7 @@ void run_block(const View& view, const Span& span, const BlockKv<T>& kv, bool fr
   } else {
     weigh_block<false, false>(view, span, fresh, scratch);
   }
-  mix_block(view, span, kv, fresh, scratch);
+  mix_block<T, Fetch>(view, span, kv, fresh, scratch);
 }
 
 // Leaves one part's sum, highest and total in the scratch.
@@ -395,9 +449,9 @@ void run_part(const View& view, int part, const Scratch& scratch) {
   for (int base = begin / BLOCK * BLOCK; base < end; base += BLOCK) {
     const Span span{base, larger(begin - base, 0), smaller(end - base, BLOCK)};
     if (direct) {
-      run_block(view, span, locate<T>(view, span), fresh, scratch);
+      run_block<T, true>(view, span, locate<T>(view, span), fresh, scratch);
     } else {
-      run_block(view, span, widen_block<T>(view, span, scratch), fresh, scratch);
+      run_block<float, false>(view, span, widen_block<T>(view, span, scratch), fresh, scratch);
     }
     fresh = false;
   }

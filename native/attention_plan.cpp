@@ -13,6 +13,10 @@ constexpr int LOAD_ROWS = 4;
 // Tasks a thread should get in one layer, so that a thread which loses its core costs little.
 constexpr int TASKS_PER_THREAD = 6;
 
+// Tasks are handed out in chunks of at least this cost, about a microsecond's work: below that, a
+// thread spends more on taking a chunk than it saves.
+constexpr double CHUNK_COST = 1500.0;
+
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
 std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
@@ -34,10 +38,20 @@ int first_visible(const AttentionTile& tile, const AttentionShape& shape) {
   return shape.window > 0 ? std::max(0, tile.first_pos + 1 - shape.window) : 0;
 }
 
-// In rows x positions; `rows` of the tile share each load.
+// In rows x positions; the rows of a tile share each load.
+double cost_of(const AttentionTile& tile, const AttentionShape& shape, int n_positions) {
+  return double(n_positions) * (tile.n_queries * group_of(shape) + LOAD_ROWS);
+}
+
 double cost_of(const AttentionTile& tile, const AttentionShape& shape) {
-  const int seen = tile.first_pos + tile.n_queries - first_visible(tile, shape);
-  return double(seen) * (tile.n_queries * group_of(shape) + LOAD_ROWS);
+  const int end = tile.first_pos + tile.n_queries;
+  return cost_of(tile, shape, end - first_visible(tile, shape));
+}
+
+double cost_of(const AttentionTask& task, const AttentionShape& shape) {
+  const int begin = std::max(task.part_begin * ATTENTION_PART, first_visible(task.tile, shape));
+  const int end = std::min(task.part_end * ATTENTION_PART, task.tile.first_pos + task.tile.n_queries);
+  return cost_of(task.tile, shape, end - begin);
 }
 
 float* aligned(float* p) {
@@ -110,7 +124,19 @@ void AttentionPlan::build(const BatchView& batch, const PageTable& table,
     if (x.kv_head != y.kv_head) return x.kv_head < y.kv_head;
     return x.part_begin < y.part_begin;
   });
+  cut_chunks(shape);
   reserve(shape);
+}
+
+void AttentionPlan::cut_chunks(const AttentionShape& shape) {
+  chunk_end_.clear();
+  double cost = 0.0;
+  for (std::size_t i = 0; i < tasks_.size(); ++i) {
+    cost += cost_of(tasks_[i].work, shape);
+    if (cost < CHUNK_COST && i + 1 < tasks_.size()) continue;
+    chunk_end_.push_back(int(i) + 1);
+    cost = 0.0;
+  }
 }
 
 void AttentionPlan::add_tile(const AttentionTile& tile, const AttentionShape& shape,
@@ -168,17 +194,22 @@ void AttentionPlan::reserve(const AttentionShape& shape) {
 
 void AttentionPlan::run(Pool& pool, const AttentionCall& call) {
   float* scratch = aligned(scratch_.get());
-  pool.run(int(tasks_.size()), [&](int chunk, int worker) {
-    const Task& task = tasks_[chunk];
-    float* own = scratch + worker * scratch_floats_;
-    kernels_.attend(call, task.work, own);
-    if (task.unit < 0) return;
-    // The last task of a unit folds it. Its count is then set for the next layer.
-    std::atomic<int>& left = left_[task.unit];
-    if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    left.store(units_[task.unit].n_tasks, std::memory_order_relaxed);
-    kernels_.finish(call, units_[task.unit].whole, own);
+  pool.run(int(chunk_end_.size()), [&](int chunk, int worker) {
+    for (int i = chunk == 0 ? 0 : chunk_end_[chunk - 1]; i < chunk_end_[chunk]; ++i) {
+      run_task(call, tasks_[i], scratch + worker * scratch_floats_);
+    }
   });
+}
+
+void AttentionPlan::run_task(const AttentionCall& call, const Task& task, float* scratch) {
+  kernels_.attend(call, task.work, scratch);
+  if (task.unit < 0) return;
+  // The last task of a unit folds it, and sets its count for the next layer.
+  const Unit& unit = units_[task.unit];
+  std::atomic<int>& left = left_[task.unit];
+  if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  left.store(unit.n_tasks, std::memory_order_relaxed);
+  kernels_.finish(call, unit.whole, scratch);
 }
 
 }  // namespace tenure

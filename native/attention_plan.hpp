@@ -37,12 +37,15 @@ class AttentionPlan {
   };
 
   void add_tile(const AttentionTile& tile, const AttentionShape& shape, double target);
+  void cut_chunks(const AttentionShape& shape);
   void reserve(const AttentionShape& shape);
+  void run_task(const AttentionCall& call, const Task& task, float* scratch);
 
   const AttentionTable& kernels_;
   int n_threads_;
   std::vector<AttentionTile> tiles_;
   std::vector<Task> tasks_;
+  std::vector<int> chunk_end_;  // tasks [chunk_end_[i - 1], chunk_end_[i]) are handed out together
   std::vector<Unit> units_;
   std::unique_ptr<std::atomic<int>[]> left_;  // tasks of each unit still to finish
   std::size_t n_left_ = 0;

@@ -23,9 +23,10 @@ TENURE_INLINE Vec scale_by_pow2(Vec p, Vec t) {
 #endif
 }
 
-// 2^x for x <= 126, relative error below 2e-7; exactly 1 at 0, exactly 0 below -125 (so at -inf).
-// The polynomial is the minimax one of degree 5 on [-1/2, 1/2] with constant term 1.
+// 2^max(x, -125) for x <= 126, relative error below 2e-7, exactly 1 at 0; NaN stays. The polynomial
+// is the minimax one of degree 5 on [-1/2, 1/2] with constant term 1.
 TENURE_INLINE Vec exp2(Vec x) {
+  x = max(splat(-125.0f), x);
   const Vec shift = splat(0x1.8p23f);
   const Vec t = x + shift;
   const Vec f = x - (t - shift);
@@ -35,7 +36,7 @@ TENURE_INLINE Vec exp2(Vec x) {
   p = fma(p, f, splat(0x1.ebf9bcp-3f));
   p = fma(p, f, splat(0x1.62e42ap-1f));
   p = fma(p, f, splat(1.0f));
-  return select_lt(x, splat(-125.0f), splat(0.0f), scale_by_pow2(p, t));
+  return scale_by_pow2(p, t);
 }
 
 // tanh x: an odd polynomial where |x| < 0.55, else 1 - 2 / (e^2|x| + 1) with the sign of x.
