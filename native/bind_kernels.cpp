@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "bind_choose.hpp"
 #include "memory.hpp"
 #include "ops.hpp"
+#include "probe.hpp"
 
 namespace tenure {
 namespace {
@@ -95,6 +97,7 @@ class Kernels {
         pool_(n_threads),
         attention_(attention_table(isa_)),
         ops_(ops_table(isa_)),
+        probe_(probe_table(isa_)),
         plan_(isa_, n_threads),
         chooser_(isa_, n_threads) {}
 
@@ -171,6 +174,25 @@ class Kernels {
     ops_.softcap(x.data(), cap, std::ptrdiff_t(x.size()));
   }
 
+  // Runs every thread for `n` rounds; floating-point operations in all.
+  double multiply_add(std::int64_t n) {
+    nb::gil_scoped_release release;
+    pool_.run(pool_.n_threads(), [&](int, int) { keep_ = probe_.multiply_add(n); });
+    return double(n) * probe_.flops_per_round * pool_.n_threads();
+  }
+
+  // Reads the array once, all threads together; bytes read.
+  double read(In<float, 1> array) {
+    constexpr std::size_t CHUNK = std::size_t(1) << 20;
+    const std::size_t n_chunks = array.nbytes() / CHUNK;
+    const std::byte* from = reinterpret_cast<const std::byte*>(array.data());
+    nb::gil_scoped_release release;
+    pool_.run(int(n_chunks), [&](int i, int) {
+      keep_ = probe_.read(from + std::size_t(i) * CHUNK, CHUNK);
+    });
+    return double(n_chunks * CHUNK);
+  }
+
   nb::list choose(In<float, 2> logits, nb::handle specs) {
     const int n_vocab = size_of(logits, 1);
     const std::vector<ChoiceRequest> requests = read_requests(specs, n_vocab);
@@ -183,6 +205,8 @@ class Kernels {
   Pool pool_;
   const AttentionTable& attention_;
   const OpsTable& ops_;
+  const ProbeTable& probe_;
+  std::atomic<float> keep_{0.0f};
   AttentionPlan plan_;
   Chooser chooser_;
   AttentionShape shape_{};
@@ -223,6 +247,8 @@ void bind_kernels(nb::module_& m) {
       .def("rotate", &Kernels::rotate)
       .def("gate", &Kernels::gate)
       .def("softcap", &Kernels::softcap)
+      .def("multiply_add", &Kernels::multiply_add, nb::arg("n"))
+      .def("read", &Kernels::read, nb::arg("array"))
       .def("choose", &Kernels::choose, nb::arg("logits"), nb::arg("specs"));
 }
 
