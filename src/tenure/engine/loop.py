@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 import structlog
 
@@ -173,8 +173,6 @@ class EngineLoop:
                 answer(self._reporter.session(session))
             case Stop():
                 self._stop(answer)
-            case _ as never:
-                assert_never(never)
 
     def _close(self, session: str, answer: Answer) -> None:
         closed = self._engine.close(session)
