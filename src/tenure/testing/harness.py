@@ -9,6 +9,7 @@ from tenure.core.config import EngineConfig, QueueOrder
 from tenure.core.events import Event, SessionClosed, TurnFinished, TurnTokens
 from tenure.core.info import ModelInfo
 from tenure.core.params import SamplingParams
+from tenure.core.plan import StepRunner
 from tenure.core.tokens import tokens
 from tenure.core.turns import OpenSession, SessionRef, TurnRequest
 from tenure.engine.local import LocalClient
@@ -42,7 +43,7 @@ class FakeSetup:
     def kv_spec(self) -> KvSpec:
         return self.kv or KvSpec(self.page_size, (FullGroup(self.n_pages),))
 
-    def wiring(self, runner: FakeRunner, clock: Clock) -> Wiring:
+    def wiring(self, runner: StepRunner, clock: Clock) -> Wiring:
         kv = self.kv_spec()
         eos = self.model.eos
         tokenizer = ByteTokenizer()
