@@ -134,7 +134,11 @@ void rotate(const Rotary& rotary, float* x, std::ptrdiff_t stride, int n_rows, i
   }
 }
 
-TENURE_INLINE Vec silu(Vec x) { return x / (splat(1.0f) + exp(splat(0.0f) - x)); }
+// Below -100 silu is under 1e-41; the bound keeps the clamped e^-x from letting x show through.
+TENURE_INLINE Vec silu(Vec x) {
+  x = max(splat(-100.0f), x);
+  return x / (splat(1.0f) + exp(splat(0.0f) - x));
+}
 
 // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), Hendrycks and Gimpel, arXiv:1606.08415.
 TENURE_INLINE Vec gelu_tanh(Vec x) {
