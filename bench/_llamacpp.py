@@ -53,8 +53,7 @@ def _turn(sent_at: float, events: list[tuple[float, dict[str, Any]]]) -> Turn:
     counts = last["timings"]
     return Turn(
         sent_at=sent_at,
-        first_at=timed[0][0],
-        last_at=timed[-1][0],
+        arrivals=[at for at, _ in timed],
         n_prompt=counts["cache_n"] + counts["prompt_n"],
         n_cached=counts["cache_n"],
         output=[token for _, tokens in timed for token in tokens],

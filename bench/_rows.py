@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from _target import Target
+from _target import Conversation, Target, Turn
 
 Ids: TypeAlias = list[int]
 Measures: TypeAlias = Mapping[str, float]
 
 KV_TOKENS = 65_536
 """KV positions that every server may hold, unless a row says otherwise: 8 slots of 8,192."""
+
+EIGHT_TOKENS = 8 * 10 * 64
+"""Ids that `play_eight` sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +76,23 @@ async def long_conversation(target: Target, ids: Ids) -> Measures:
     }
 
 
-async def eight_conversations(target: Target, ids: Ids) -> Measures:
-    """8 conversations at once, 10 turns each of 64 in and 32 out."""
+async def play_eight(target: Target, ids: Ids) -> list[Turn]:
+    """8 conversations at once, 10 turns each of 64 in and 32 out; all their turns."""
     conversations = [await target.begin(number) for number in range(8)]
 
-    async def play(number: int, own: Ids) -> list[tuple[float, float, float]]:
-        turns = [await conversations[number].turn(part, 32) for part in _cut(own, 10)]
-        return [(turn.sent_at, turn.last_at, turn.ttft_s) for turn in turns]
+    async def play(conversation: Conversation, own: Ids) -> list[Turn]:
+        return [await conversation.turn(part, 32) for part in _cut(own, 10)]
 
-    played = await asyncio.gather(*(play(n, own) for n, own in enumerate(_cut(ids, 8))))
-    turns = [turn for each in played for turn in each]
-    elapsed = max(end for _, end, _ in turns) - min(start for start, _, _ in turns)
+    played = await asyncio.gather(*map(play, conversations, _cut(ids, 8)))
+    return [turn for each in played for turn in each]
+
+
+async def eight_conversations(target: Target, ids: Ids) -> Measures:
+    turns = await play_eight(target, ids)
+    elapsed = max(turn.last_at for turn in turns) - min(turn.sent_at for turn in turns)
     return {
         "output": len(turns) * 32 / elapsed,
-        "ttft": 1e3 * median(ttft for *_, ttft in turns),
+        "ttft": 1e3 * median(turn.ttft_s for turn in turns),
     }
 
 
@@ -149,7 +155,7 @@ ROWS = (
     Row(
         "W4",
         "8 conversations at once, 10 turns, 64 in, 32 out",
-        8 * 10 * 64,
+        EIGHT_TOKENS,
         eight_conversations,
         (_faster("output", "output", 3.0), _shorter("ttft", "TTFT p50", "ms", 3.0)),
     ),

@@ -13,24 +13,28 @@ from typing import Protocol
 class Turn:
     """One turn as its client saw it; times are `perf_counter` seconds.
 
+    `arrivals` are the times at which a streamed event with new tokens was whole, one a step.
     `n_prompt` counts the whole context before the output, `n_cached` what of it was not computed
-    again. `first_at` is when the first token's event was whole, `last_at` the last token's.
+    again.
     """
 
     sent_at: float
-    first_at: float
-    last_at: float
+    arrivals: list[float]
     n_prompt: int
     n_cached: int
     output: list[int]
 
     @property
-    def ttft_s(self) -> float:
-        return self.first_at - self.sent_at
+    def first_at(self) -> float:
+        return self.arrivals[0]
 
     @property
-    def total_s(self) -> float:
-        return self.last_at - self.sent_at
+    def last_at(self) -> float:
+        return self.arrivals[-1]
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_at - self.sent_at
 
     @property
     def decode_tps(self) -> float:

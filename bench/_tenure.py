@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +64,7 @@ class TenureConversation:
             "session_params": place,
         }
         reply = await exchange(self.address, "/generate", body)
-        turn = read_turn(reply.sent_at, [(at, data) for at, data in reply.events()])
+        turn = read_turn(reply.sent_at, reply.events())
         if len(turn.output) != n_output:
             raise HttpFailure(f"{len(turn.output)} tokens came, {n_output} were asked for")
         self.tip = rid
@@ -75,30 +75,23 @@ class TenureConversation:
         return TenureConversation(self.address, self.session, self.tip)
 
 
-def read_turn(sent_at: float, events: Sequence[tuple[float, bytes]]) -> Turn:
-    """Every event repeats the answer so far; the first and the last with new tokens are timed."""
+def read_turn(sent_at: float, events: Iterable[tuple[float, bytes]]) -> Turn:
+    """Every event repeats the answer so far; those with new tokens are timed."""
     bodies = [(at, json.loads(data)) for at, data in events if data != b"[DONE]"]
-    first_at = last_at = sent_at
+    arrivals: list[float] = []
     n_seen = 0
     for at, body in bodies:
         if "error" in body:
             raise HttpFailure(f"the turn failed: {body['error']['message']}")
-        n_output = len(body["output_ids"])
-        if n_output > n_seen:
-            first_at = at if n_seen == 0 else first_at
-            last_at, n_seen = at, n_output
+        if len(body["output_ids"]) > n_seen:
+            n_seen = len(body["output_ids"])
+            arrivals.append(at)
     answer = bodies[-1][1]
     meta = answer["meta_info"]
     if meta["finish_reason"]["type"] == "abort":
         raise HttpFailure(f"the turn was aborted: {meta['finish_reason']['message']}")
-    return Turn(
-        sent_at,
-        first_at,
-        last_at,
-        meta["prompt_tokens"],
-        meta["cached_tokens"],
-        answer["output_ids"],
-    )
+    n_prompt, n_cached = meta["prompt_tokens"], meta["cached_tokens"]
+    return Turn(sent_at, arrivals, n_prompt, n_cached, answer["output_ids"])
 
 
 @dataclass(slots=True)
@@ -146,7 +139,8 @@ def running_tenure(name: str, settings: TenureSettings) -> Iterator[Tenure]:
         except HttpFailure as error:
             log.seek(0)
             said = log.read()[-LOG_TAIL:].decode("utf-8", "replace")
-            raise RuntimeError(f"{error}; Tenure's server said:\n{said}") from error
+            state = f"exit status {child.poll()}" if child.poll() is not None else "still running"
+            raise RuntimeError(f"{error}; Tenure's server ({state}) said:\n{said}") from error
         finally:
             child.terminate()
             child.wait()
