@@ -12,12 +12,15 @@ from tenure.kv.node import Node
 Key: TypeAlias = tuple[int | bool, ...]
 """Sorts what is given up first to the front."""
 
+UNSEEN: Key = ()
+"""Sorts before any other key."""
+
 
 class EvictionQueue:
-    """A lazily kept heap: a key that rose is noticed when the node comes to the front.
+    """A heap that is kept in order lazily: a key that rose is noticed when it comes to the front.
 
     `key` gives a node's place now, or None when it is no candidate. Whoever makes a node a
-    candidate, or lowers its key, offers it again; all else costs nothing until pages run out.
+    candidate, or lowers its key, offers it; all else costs nothing until something has to go.
     """
 
     __slots__ = ("_heap", "_key", "_order", "_queued")
@@ -40,15 +43,17 @@ class EvictionQueue:
         if queued is None or key < queued:
             self._push(node, key)
 
+    def offer_unseen(self, node: Node) -> None:
+        """As `offer`, but leaves the work of finding the key until the node comes to the front."""
+        if self._queued.get(node) != UNSEEN:
+            self._push(node, UNSEEN)
+
     def forget(self, node: Node) -> None:
         """The node is gone."""
         self._queued.pop(node, None)
-        if len(self._heap) > 2 * len(self._queued) + 64:
-            self._heap = [entry for entry in self._heap if self._queued.get(entry[2]) == entry[0]]
-            heapq.heapify(self._heap)
 
     def pop(self) -> Node | None:
-        """Take out the first candidate; offer it again if it stays one."""
+        """Take out the first candidate; who keeps it a candidate offers it again."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
             if self._queued.get(node) != key:
@@ -65,3 +70,6 @@ class EvictionQueue:
     def _push(self, node: Node, key: Key) -> None:
         self._queued[node] = key
         heapq.heappush(self._heap, (key, next(self._order), node))
+        if len(self._heap) > 2 * len(self._queued) + 64:
+            self._heap = [entry for entry in self._heap if self._queued.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)

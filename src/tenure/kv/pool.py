@@ -102,11 +102,8 @@ class Pool:
         if not self._pending and not any(self._flight):
             self._free.extend(row)
             return
-        targets = {dst for _, dst in self._pending}
-        for page in row:
-            if page in targets:
-                self._drop_copies_to(page)
         self._quarantine.update(row)
+        self._drop_dead_copies()
         self._sweep()
 
     def copy(self, src: int, dst: int) -> None:
@@ -125,17 +122,22 @@ class Pool:
             self._flight.popleft()
             self._sweep()
 
-    def _drop_copies_to(self, page: int) -> None:
-        """Forget the pending copies whose result nobody will read.
+    def _drop_dead_copies(self) -> None:
+        """Forget pending copies whose result nobody will read.
 
-        A copy onto `page` is still needed if a later pending copy reads `page`.
+        Backwards: a copy is alive if its destination is in use, or read by a later copy that is
+        alive. Example: with 6 -> 7, 7 -> 8 pending and 7 and 8 given back, both are dead.
         """
-        for i in range(len(self._pending) - 1, -1, -1):
-            src, dst = self._pending[i]
-            if src == page:
-                return
-            if dst == page:
-                del self._pending[i]
+        alive: list[Copy] = []
+        read: set[int] = set()
+        for src, dst in reversed(self._pending):
+            if dst in self._quarantine and dst not in read:
+                continue
+            alive.append((src, dst))
+            read.discard(dst)
+            read.add(src)
+        alive.reverse()
+        self._pending = alive
 
     def _sweep(self) -> None:
         """Free the quarantined pages that no copy needs any more."""

@@ -108,7 +108,6 @@ class PrefixTree:
         """Undo `tag`; the node moves forward in the order of eviction."""
         node.tags.discard(session)
         self._unlist(node, session)
-        self._leaves.offer(node)
         self._offer(node)
 
     # --- growing -------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ class PrefixTree:
             keep = self.reach(node, node.end)
             if keep > node.first:
                 self._cut(node, keep)
-                self._leaves.offer(node)
+                self._offer(node)
                 return
             node = self.remove(node)
 
@@ -321,6 +320,7 @@ class PrefixTree:
         node.last_use = self._tick
 
     def _offer(self, node: Node) -> None:
+        self._leaves.offer(node)
         for rule in self.rules:
             rule.offer(node)
 

@@ -21,8 +21,8 @@ class SlidingRule:
     tokens [6, 12) lie in pages 1 and 2, so page 0 is not needed.
 
     Order of eviction: first what lies further left than a window before its own node's end, as only
-    a match inside the node could use it; then whole windows, by the tree's order. In a node, from
-    the left.
+    a match inside the node could use it; then whole windows, each with the node used last of those
+    whose windows reach into it, and after that one. In a node, from the left.
     """
 
     def __init__(self, group: int, pool: Pool, page_size: int, window: int) -> None:
@@ -75,7 +75,10 @@ class SlidingRule:
         return True
 
     def offer(self, node: Node) -> None:
-        self._queue.offer(node)
+        if node.children:
+            self._queue.offer_unseen(node)
+        else:
+            self._queue.offer(node)
 
     def strand(self, node: Node) -> None:
         """There are no checkpoints."""
@@ -98,7 +101,21 @@ class SlidingRule:
         start = first_held(node.pages[self.group])
         if start >= node.claimed_from(self.group) - node.first:
             return None
-        return start >= self._surplus_end(node), *node.recency
+        if start < self._surplus_end(node):
+            return False, *node.recency, False
+        return True, *self._latest(node), bool(node.children)
+
+    def _latest(self, node: Node) -> tuple[bool, int, int]:
+        """The recency of the node used last of those whose window may reach into this one."""
+        reach = node.end + self._window_pages
+        latest = node.recency
+        below = list(node.children.values())
+        while below:
+            at = below.pop()
+            if at.first < reach:
+                latest = max(latest, at.recency)
+                below.extend(at.children.values())
+        return latest
 
 
 class SlidingTable(FullTable):
