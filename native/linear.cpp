@@ -38,12 +38,7 @@ TENURE_INLINE Scales load_scales(const std::byte* panel, int g) {
   }
 }
 
-template <Format F>
-TENURE_INLINE const std::byte* sub_scales(const std::byte* panel, int g) {
-  return panel + g / SUPER * (32 + 32 * SUPER) + 32 + 32 * (g % SUPER);
-}
-
-// What one tile reads and writes: R rows by P panels that follow one another.
+// What one tile reads and writes: R rows of one panel.
 struct Tile {
   const Packed* weights;
   const LinearPart* part;
@@ -53,9 +48,9 @@ struct Tile {
   int row;
 };
 
-TENURE_INLINE void finish_tile(const Tile& tile, int p, int r, Vec y) {
+TENURE_INLINE void finish_row(const Tile& tile, int r, Vec y) {
   const LinearPart& part = *tile.part;
-  const int n = (tile.panel + p) * PANEL;
+  const int n = tile.panel * PANEL;
   const int left = part.weights.n_out - n;
   float* const out = part.out + (tile.row + r) * part.stride + n;
   if (left >= PANEL) {
@@ -69,40 +64,46 @@ TENURE_INLINE void finish_tile(const Tile& tile, int p, int r, Vec y) {
   store_n(out, y, left);
 }
 
-template <int R, int P, Format F>
+// How far ahead weights are fetched into cache: a row of panels is one stream, but the processor's
+// own prefetcher loses it whenever a panel is used for several tiles.
+constexpr std::ptrdiff_t AHEAD = 8192;
+constexpr std::ptrdiff_t LINE = 64;
+
+template <Format F>
+TENURE_INLINE void fetch_ahead(const std::byte* quants, const std::byte* scales, int g) {
+  constexpr std::ptrdiff_t bytes = is_four_bit(F) ? 256 : 512;
+  constexpr std::ptrdiff_t groups = AHEAD / bytes;
+#pragma GCC unroll 8
+  for (std::ptrdiff_t i = 0; i < bytes; i += LINE) {
+    __builtin_prefetch(quants + (g + groups) * bytes + i);
+  }
+  __builtin_prefetch(scales + (g + groups) * LINE);
+}
+
+template <int R, Format F>
 void integer_tile(const Tile& tile) {
   const Packed& w = *tile.weights;
   const int n_groups = w.n_groups();
-  const std::size_t quant_bytes = w.quant_bytes();
-  const std::size_t scale_bytes = w.scale_bytes();
-  const std::byte* const quants = w.quants + std::size_t(tile.panel) * quant_bytes;
-  const std::byte* const scales = w.scales + std::size_t(tile.panel) * scale_bytes;
-  Vec y[R][P];
+  const std::byte* const quants = w.quants + std::size_t(tile.panel) * w.quant_bytes();
+  const std::byte* const scales = w.scales + std::size_t(tile.panel) * w.scale_bytes();
+  Vec y[R];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) y[r][p] = splat(0.0f);
-  }
+  for (int r = 0; r < R; ++r) y[r] = splat(0.0f);
   for (int g = 0; g < n_groups; ++g) {
     const ActBlock* const a = tile.quantized + g;
-    IVec dot[R][P];
-    dot_group<R, P, F>(quants, quant_bytes, scales, scale_bytes, g, a, n_groups, dot);
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      const Scales s = load_scales<F>(scales + p * scale_bytes, g);
+    fetch_ahead<F>(quants, scales, g);
+    IVec dot[R];
+    dot_group<R, F>(quants, scales, g, a, n_groups, dot);
+    const Scales s = load_scales<F>(scales, g);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const ActBlock& block = a[std::ptrdiff_t(r) * n_groups];
-        y[r][p] = fma(splat(block.scale) * s.scale, to_float(dot[r][p]), y[r][p]);
-        if constexpr (has_min(F)) y[r][p] = fma(splat(block.scaled_sum), s.min, y[r][p]);
-      }
+    for (int r = 0; r < R; ++r) {
+      const ActBlock& block = a[std::ptrdiff_t(r) * n_groups];
+      y[r] = fma(splat(block.scale) * s.scale, to_float(dot[r]), y[r]);
+      if constexpr (has_min(F)) y[r] = fma(splat(block.scaled_sum), s.min, y[r]);
     }
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) finish_tile(tile, p, r, y[r][p]);
-  }
+  for (int r = 0; r < R; ++r) finish_row(tile, r, y[r]);
 }
 
 template <Format F>
@@ -115,75 +116,55 @@ TENURE_INLINE Vec load_weights(const std::byte* panel, int k) {
   }
 }
 
-template <int R, int P, Format F>
+template <int R, Format F>
 void float_tile(const Tile& tile) {
   const Packed& w = *tile.weights;
   const int n_in = w.n_in;
-  const std::size_t quant_bytes = w.quant_bytes();
-  const std::byte* const quants = w.quants + std::size_t(tile.panel) * quant_bytes;
-  Vec y[R][P];
-  for (int r = 0; r < R; ++r) {
-    for (int p = 0; p < P; ++p) y[r][p] = splat(0.0f);
-  }
+  const std::byte* const quants = w.quants + std::size_t(tile.panel) * w.quant_bytes();
+  Vec y[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) y[r] = splat(0.0f);
   for (int begin = 0; begin < n_in; begin += FLOAT_BLOCK) {
     const int end = begin + FLOAT_BLOCK < n_in ? begin + FLOAT_BLOCK : n_in;
-    Vec sum[R][P];
+    Vec sum[R];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sum[r][p] = splat(0.0f);
-    }
+    for (int r = 0; r < R; ++r) sum[r] = splat(0.0f);
     for (int k = begin; k < end; ++k) {
-      Vec weight[P];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) weight[p] = load_weights<F>(quants + p * quant_bytes, k);
+      const Vec weight = load_weights<F>(quants, k);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const Vec x = splat(tile.x[std::ptrdiff_t(r) * n_in + k]);
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) sum[r][p] = fma(weight[p], x, sum[r][p]);
+        sum[r] = fma(weight, splat(tile.x[std::ptrdiff_t(r) * n_in + k]), sum[r]);
       }
     }
-    for (int r = 0; r < R; ++r) {
-      for (int p = 0; p < P; ++p) y[r][p] = y[r][p] + sum[r][p];
-    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) y[r] = y[r] + sum[r];
   }
-  for (int r = 0; r < R; ++r) {
-    for (int p = 0; p < P; ++p) finish_tile(tile, p, r, y[r][p]);
-  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) finish_row(tile, r, y[r]);
 }
 
-template <int R, int P, Format F>
+template <int R, Format F>
 void run_tile(const Tile& tile) {
   if constexpr (F >= Format::f32) {
-    float_tile<R, P, F>(tile);
+    float_tile<R, F>(tile);
   } else {
-    integer_tile<R, P, F>(tile);
+    integer_tile<R, F>(tile);
   }
 }
 
 using TileFn = void (*)(const Tile&);
 
-template <int P, Format F>
-TileFn tile_of_rows(int rows) {
-  switch (rows) {
-    case 1: return run_tile<1, P, F>;
-#if TENURE_AVX512 || TENURE_AVX2
-    case 2: return run_tile<2, P, F>;
-    case 3: return run_tile<3, P, F>;
-    case 4: return run_tile<4, P, F>;
-#endif
-#if TENURE_AVX512
-    case 5: return run_tile<5, P, F>;
-    case 6: return run_tile<6, P, F>;
-#endif
-    default: return nullptr;
+// The most rows of a tile: what the registers of the instruction set hold.
+constexpr int MAX_ROWS = TENURE_AVX512 ? 12 : TENURE_AVX2 ? 4 : 1;
+
+template <Format F, int R = MAX_ROWS>
+TENURE_INLINE TileFn tile_of(int rows) {
+  if constexpr (R == 1) {
+    return run_tile<1, F>;
+  } else {
+    return rows == R ? run_tile<R, F> : tile_of<F, R - 1>(rows);
   }
 }
-
-// Rows one tile may have, and panels: what the registers of the instruction set hold.
-constexpr int MAX_ROWS = TENURE_AVX512 ? 6 : TENURE_AVX2 ? 4 : 1;
-constexpr int MAX_PANELS = TENURE_AVX512 ? 2 : 1;
 
 template <Format F>
 void run_panels(const LinearCall& call, const LinearPart& part, int begin, int end, int row_begin,
@@ -191,19 +172,16 @@ void run_panels(const LinearCall& call, const LinearPart& part, int begin, int e
   const int n_rows = row_end - row_begin;
   const int n_tiles = (n_rows + MAX_ROWS - 1) / MAX_ROWS;
   const std::ptrdiff_t n_groups = part.weights.n_groups();
-  for (int panel = begin; panel < end;) {
-    const int n_panels = end - panel < MAX_PANELS ? 1 : MAX_PANELS;
+  for (int panel = begin; panel < end; ++panel) {
     for (int t = 0; t < n_tiles; ++t) {
-      // Tiles of nearly equal size: 8 rows become 4 + 4, not 6 + 2.
+      // Tiles of nearly equal size: 13 rows become 6 + 7, not 12 + 1.
       const int first = row_begin + n_rows * t / n_tiles;
       const int rows = row_begin + n_rows * (t + 1) / n_tiles - first;
       Tile tile{&part.weights, &part, nullptr, nullptr, panel, first};
       if (call.quantized != nullptr) tile.quantized = call.quantized + first * n_groups;
       if (call.x != nullptr) tile.x = call.x + std::ptrdiff_t(first) * part.weights.n_in;
-      const TileFn fn = n_panels == 1 ? tile_of_rows<1, F>(rows) : tile_of_rows<MAX_PANELS, F>(rows);
-      fn(tile);
+      tile_of<F>(rows)(tile);
     }
-    panel += n_panels;
   }
 }
 
@@ -226,21 +204,19 @@ void panels(const LinearCall& call, const LinearPart& part, int begin, int end, 
 
 TENURE_INLINE void quantize_group(Vec low, Vec high, ActBlock& out) {
   const float peak = max_lanes(max(abs(low), abs(high)));
-  const float scale = peak / 127.0f;
-  const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
-  store_i8(out.q, round(low * splat(inverse)));
-  store_i8(out.q + 16, round(high * splat(inverse)));
-  int sums[2] = {0, 0};
-  for (int i = 0; i < 16; ++i) {
-    sums[0] += out.q[i];
-    sums[1] += out.q[16 + i];
-  }
-  const int sum = sums[0] + sums[1];
-  out.scale = scale;
-  out.scaled_sum = scale * float(sum);
-  out.half_sum[0] = std::int16_t(sums[0]);
-  out.half_sum[1] = std::int16_t(sums[1]);
-  out.offset = -128 * sum;
+  const Vec inverse = splat(peak > 0.0f ? 127.0f / peak : 0.0f);
+  low = round(low * inverse);
+  high = round(high * inverse);
+  store_i8(out.q, low);
+  store_i8(out.q + 16, high);
+  // Sums of integers below 2^24: exact in binary32.
+  const int sum_low = int(sum_lanes(low));
+  const int sum_high = int(sum_lanes(high));
+  out.scale = peak / 127.0f;
+  out.scaled_sum = out.scale * float(sum_low + sum_high);
+  out.half_sum[0] = std::int16_t(sum_low);
+  out.half_sum[1] = std::int16_t(sum_high);
+  out.offset = -128 * (sum_low + sum_high);
 }
 
 void quantize(const float* x, int n, int begin, int end, ActBlock* out) {
@@ -262,7 +238,7 @@ void quantize(const float* x, int n, int begin, int end, ActBlock* out) {
 }
 
 template <Format F>
-float element(const Packed& w, const std::byte* quants, const std::byte* scales, int lane, int k) {
+float element(const std::byte* quants, const std::byte* scales, int lane, int k) {
   const int g = k / GROUP;
   const int i = k % GROUP;
   const int half = i / 16;
@@ -280,9 +256,8 @@ float element(const Packed& w, const std::byte* quants, const std::byte* scales,
   } else {
     int q = std::int8_t(quants[512 * g + 64 * (i / 4) + at]);
     if constexpr (F == Format::q8_sub16) {
-      q *= std::int8_t(sub_scales<F>(scales, g)[16 * half + lane]);
+      q *= std::int8_t(sub_scales(scales, g)[16 * half + lane]);
     }
-    (void)w;
     return has_min(F) ? __builtin_fmaf(s[lane], float(q), m[lane]) : s[lane] * float(q);
   }
 }
@@ -295,7 +270,7 @@ void decode_row(const Packed& w, int row, float factor, float* out) {
     for (int k = 0; k < w.n_in; ++k) out[k] = factor * value(k);
   };
   const auto quantized = [&](auto fn) {
-    fill([&](int k) { return fn(w, quants, scales, lane, k); });
+    fill([&](int k) { return fn(quants, scales, lane, k); });
   };
   const std::size_t at = std::size_t(lane);
   const auto* const halves = reinterpret_cast<const std::uint16_t*>(quants);

@@ -1,5 +1,5 @@
-// The integer part of a linear layer: dot products of one group of 32 inputs, for R rows by P
-// panels, on each instruction set. Integer sums are exact, so each may take its own order.
+// The integer part of a linear layer: dot products of one group of 32 inputs, for R rows of one
+// panel, on each instruction set. Integer sums are exact, so each may take its own order.
 // Include only from kernel files.
 #pragma once
 
@@ -34,6 +34,11 @@ TENURE_INLINE Vec to_float(IVec a) {
 }
 #endif
 
+// The factors of group g among the scales of a panel in format q8_sub16.
+TENURE_INLINE const std::byte* sub_scales(const std::byte* panel, int g) {
+  return panel + g / SUPER * (32 + 32 * SUPER) + 32 + 32 * (g % SUPER);
+}
+
 TENURE_INLINE std::int32_t four_bytes(const std::int8_t* p) {
   std::int32_t x;
   std::memcpy(&x, p, 4);
@@ -47,8 +52,7 @@ TENURE_INLINE std::int32_t half_sums(const ActBlock& a) {
   return x;
 }
 
-// In the functions below, panel p's quants lie at quants + p * quant_bytes and its scales at
-// scales + p * scale_bytes; row r's block is a[r * stride]; dot[r][p] is the result.
+// In the functions below, row r's block of activations is a[r * stride], and dot[r] the result.
 
 #if TENURE_AVX512
 
@@ -58,103 +62,78 @@ TENURE_INLINE __m512i load_bytes(const std::byte* p) {
 
 // vpdpbusd takes unsigned weights: 4-bit ones as they are (zero 8 is taken off through the sums),
 // 8-bit ones with 128 added.
-template <int R, int P, Format F>
-TENURE_INLINE void dot_four_bits(const std::byte* quants, std::size_t quant_bytes, int g,
-                                 const ActBlock* a, int stride, IVec (&dot)[R][P]) {
+template <int R, Format F>
+TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
+                                 IVec (&dot)[R]) {
   const __m512i low_bits = _mm512_set1_epi8(0xf);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    __m512i start = _mm512_setzero_si512();
+    dot[r].v = _mm512_setzero_si512();
     if constexpr (F == Format::q4_sym) {
-      start = _mm512_madd_epi16(_mm512_set1_epi32(half_sums(a[r * stride])), _mm512_set1_epi16(-8));
+      const __m512i sums = _mm512_set1_epi32(half_sums(a[r * stride]));
+      dot[r].v = _mm512_madd_epi16(sums, _mm512_set1_epi16(-8));
     }
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) dot[r][p].v = start;
   }
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    __m512i low[P];
-    __m512i high[P];
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      const __m512i both = load_bytes(quants + p * quant_bytes + 256 * std::ptrdiff_t(g) + 64 * j);
-      low[p] = _mm512_and_si512(both, low_bits);
-      high[p] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_bits);
-    }
+    const __m512i both = load_bytes(quants + 256 * std::ptrdiff_t(g) + 64 * j);
+    const __m512i low = _mm512_and_si512(both, low_bits);
+    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_bits);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512i x0 = _mm512_set1_epi32(four_bytes(a[r * stride].q + 4 * j));
-      const __m512i x1 = _mm512_set1_epi32(four_bytes(a[r * stride].q + 16 + 4 * j));
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
-        dot[r][p].v = _mm512_dpbusd_epi32(dot[r][p].v, low[p], x0);
-        dot[r][p].v = _mm512_dpbusd_epi32(dot[r][p].v, high[p], x1);
-      }
+      const std::int8_t* const q = a[r * stride].q + 4 * j;
+      dot[r].v = _mm512_dpbusd_epi32(dot[r].v, low, _mm512_set1_epi32(four_bytes(q)));
+      dot[r].v = _mm512_dpbusd_epi32(dot[r].v, high, _mm512_set1_epi32(four_bytes(q + 16)));
     }
   }
 }
 
 // Adds inputs [16 half, 16 half + 16) of the group to `dot`.
-template <int R, int P>
-TENURE_INLINE void dot_half(const std::byte* quants, std::size_t quant_bytes, int g, int half,
-                            const ActBlock* a, int stride, IVec (&dot)[R][P]) {
+template <int R>
+TENURE_INLINE void dot_half(const std::byte* quants, int g, int half, const ActBlock* a, int stride,
+                            IVec (&dot)[R]) {
   const __m512i flip = _mm512_set1_epi8(char(0x80));
 #pragma GCC unroll 4
   for (int j = 4 * half; j < 4 * half + 4; ++j) {
-    __m512i w[P];
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      const std::byte* const at = quants + p * quant_bytes + 512 * std::ptrdiff_t(g) + 64 * j;
-      w[p] = _mm512_xor_si512(load_bytes(at), flip);
-    }
+    const __m512i w =
+        _mm512_xor_si512(load_bytes(quants + 512 * std::ptrdiff_t(g) + 64 * j), flip);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const __m512i x = _mm512_set1_epi32(four_bytes(a[r * stride].q + 4 * j));
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dot[r][p].v = _mm512_dpbusd_epi32(dot[r][p].v, w[p], x);
+      dot[r].v = _mm512_dpbusd_epi32(dot[r].v, w, x);
     }
   }
 }
 
-template <int R, int P>
-TENURE_INLINE void dot_eight_bits(const std::byte* quants, std::size_t quant_bytes, int g,
-                                  const ActBlock* a, int stride, IVec (&dot)[R][P]) {
+template <int R>
+TENURE_INLINE void dot_eight_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
+                                  IVec (&dot)[R]) {
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) dot[r][p].v = _mm512_set1_epi32(a[r * stride].offset);
-  }
-  dot_half<R, P>(quants, quant_bytes, g, 0, a, stride, dot);
-  dot_half<R, P>(quants, quant_bytes, g, 1, a, stride, dot);
+  for (int r = 0; r < R; ++r) dot[r].v = _mm512_set1_epi32(a[r * stride].offset);
+  dot_half<R>(quants, g, 0, a, stride, dot);
+  dot_half<R>(quants, g, 1, a, stride, dot);
 }
 
 // s0 * dot0 + s1 * dot1: at most 2 * 128 * 16 * 32 * 127 < 2^24, so exact in binary32 too.
-template <int R, int P>
-TENURE_INLINE void dot_sub16(const std::byte* quants, std::size_t quant_bytes,
-                             const std::byte* sub, std::size_t scale_bytes, int g,
-                             const ActBlock* a, int stride, IVec (&dot)[R][P]) {
+template <int R>
+TENURE_INLINE void dot_sub16(const std::byte* quants, const std::byte* sub, int g,
+                             const ActBlock* a, int stride, IVec (&dot)[R]) {
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     // 16-bit pairs (half sum 0, half sum 1) times (-128, 0) or (0, -128).
     const __m512i pick = _mm512_set1_epi32(half == 0 ? 0x0000ff80 : std::int32_t(0xff800000u));
-    IVec part[R][P];
+    IVec part[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512i sums = _mm512_set1_epi32(half_sums(a[r * stride]));
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) part[r][p].v = _mm512_madd_epi16(sums, pick);
+      part[r].v = _mm512_madd_epi16(_mm512_set1_epi32(half_sums(a[r * stride])), pick);
     }
-    dot_half<R, P>(quants, quant_bytes, g, half, a, stride, part);
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      const std::byte* const at = sub + p * scale_bytes + 16 * half;
-      const __m512i s =
-          _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    dot_half<R>(quants, g, half, a, stride, part);
+    const __m512i s = _mm512_cvtepi8_epi32(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(sub + 16 * half)));
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const __m512i scaled = _mm512_mullo_epi32(part[r][p].v, s);
-        dot[r][p].v = half == 0 ? scaled : _mm512_add_epi32(dot[r][p].v, scaled);
-      }
+    for (int r = 0; r < R; ++r) {
+      const __m512i scaled = _mm512_mullo_epi32(part[r].v, s);
+      dot[r].v = half == 0 ? scaled : _mm512_add_epi32(dot[r].v, scaled);
     }
   }
 }
@@ -167,10 +146,9 @@ TENURE_INLINE __m256i load_bytes(const std::byte* p) {
 
 // 4-bit weights: a pair sum of vpmaddubsw is at most 2 * 15 * 127, so all eight of a group add up
 // in 16 bits (8 * 3,810 < 2^15).
-template <int R, int P, Format F>
-TENURE_INLINE void dot_four_bits(const std::byte* quants, std::size_t, int g, const ActBlock* a,
-                                 int stride, IVec (&dot)[R][P]) {
-  static_assert(P == 1);
+template <int R, Format F>
+TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
+                                 IVec (&dot)[R]) {
   const __m256i low_bits = _mm256_set1_epi8(0xf);
   __m256i sum_l[R];
   __m256i sum_h[R];
@@ -185,8 +163,9 @@ TENURE_INLINE void dot_four_bits(const std::byte* quants, std::size_t, int g, co
     const __m256i h1 = _mm256_and_si256(_mm256_srli_epi16(both_h, 4), low_bits);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const __m256i x0 = _mm256_set1_epi32(four_bytes(a[r * stride].q + 4 * j));
-      const __m256i x1 = _mm256_set1_epi32(four_bytes(a[r * stride].q + 16 + 4 * j));
+      const std::int8_t* const q = a[r * stride].q + 4 * j;
+      const __m256i x0 = _mm256_set1_epi32(four_bytes(q));
+      const __m256i x1 = _mm256_set1_epi32(four_bytes(q + 16));
       const __m256i l = _mm256_add_epi16(_mm256_maddubs_epi16(l0, x0), _mm256_maddubs_epi16(l1, x1));
       const __m256i h = _mm256_add_epi16(_mm256_maddubs_epi16(h0, x0), _mm256_maddubs_epi16(h1, x1));
       sum_l[r] = j == 0 ? l : _mm256_add_epi16(sum_l[r], l);
@@ -196,20 +175,20 @@ TENURE_INLINE void dot_four_bits(const std::byte* quants, std::size_t, int g, co
   const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    dot[r][0] = {_mm256_madd_epi16(sum_l[r], ones), _mm256_madd_epi16(sum_h[r], ones)};
+    dot[r] = {_mm256_madd_epi16(sum_l[r], ones), _mm256_madd_epi16(sum_h[r], ones)};
     if constexpr (F == Format::q4_sym) {
       const __m256i start = _mm256_madd_epi16(_mm256_set1_epi32(half_sums(a[r * stride])),
                                               _mm256_set1_epi16(-8));
-      dot[r][0] = {_mm256_add_epi32(dot[r][0].l, start), _mm256_add_epi32(dot[r][0].h, start)};
+      dot[r] = {_mm256_add_epi32(dot[r].l, start), _mm256_add_epi32(dot[r].h, start)};
     }
   }
 }
 
 // Adds inputs [16 half, 16 half + 16). vpmaddubsw wants one unsigned side: |w| * (x with the sign of
 // w); pair sums are at most 2 * 128 * 127 < 2^15.
-template <int R, int P>
+template <int R>
 TENURE_INLINE void dot_half(const std::byte* quants, int g, int half, const ActBlock* a, int stride,
-                            IVec (&dot)[R][P]) {
+                            IVec (&dot)[R]) {
   const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 4
   for (int j = 4 * half; j < 4 * half + 4; ++j) {
@@ -223,56 +202,53 @@ TENURE_INLINE void dot_half(const std::byte* quants, int g, int half, const ActB
       const __m256i x = _mm256_set1_epi32(four_bytes(a[r * stride].q + 4 * j));
       const __m256i pairs_l = _mm256_maddubs_epi16(abs_l, _mm256_sign_epi8(x, l));
       const __m256i pairs_h = _mm256_maddubs_epi16(abs_h, _mm256_sign_epi8(x, h));
-      dot[r][0].l = _mm256_add_epi32(dot[r][0].l, _mm256_madd_epi16(pairs_l, ones));
-      dot[r][0].h = _mm256_add_epi32(dot[r][0].h, _mm256_madd_epi16(pairs_h, ones));
+      dot[r].l = _mm256_add_epi32(dot[r].l, _mm256_madd_epi16(pairs_l, ones));
+      dot[r].h = _mm256_add_epi32(dot[r].h, _mm256_madd_epi16(pairs_h, ones));
     }
   }
 }
 
-template <int R, int P>
-TENURE_INLINE void clear(IVec (&dot)[R][P]) {
+template <int R>
+TENURE_INLINE void clear(IVec (&dot)[R]) {
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) dot[r][0] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  for (int r = 0; r < R; ++r) dot[r] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
 }
 
-template <int R, int P>
-TENURE_INLINE void dot_eight_bits(const std::byte* quants, std::size_t, int g, const ActBlock* a,
-                                  int stride, IVec (&dot)[R][P]) {
-  static_assert(P == 1);
+template <int R>
+TENURE_INLINE void dot_eight_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
+                                  IVec (&dot)[R]) {
   clear(dot);
-  dot_half<R, P>(quants, g, 0, a, stride, dot);
-  dot_half<R, P>(quants, g, 1, a, stride, dot);
+  dot_half<R>(quants, g, 0, a, stride, dot);
+  dot_half<R>(quants, g, 1, a, stride, dot);
 }
 
-template <int R, int P>
-TENURE_INLINE void dot_sub16(const std::byte* quants, std::size_t, const std::byte* sub,
-                             std::size_t, int g, const ActBlock* a, int stride,
-                             IVec (&dot)[R][P]) {
-  static_assert(P == 1);
+template <int R>
+TENURE_INLINE void dot_sub16(const std::byte* quants, const std::byte* sub, int g,
+                             const ActBlock* a, int stride, IVec (&dot)[R]) {
   const auto widen = [](const std::byte* p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   };
   clear(dot);
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
-    IVec part[R][P];
+    IVec part[R];
     clear(part);
-    dot_half<R, P>(quants, g, half, a, stride, part);
+    dot_half<R>(quants, g, half, a, stride, part);
     const __m256i s_l = widen(sub + 16 * half);
     const __m256i s_h = widen(sub + 16 * half + 8);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      dot[r][0].l = _mm256_add_epi32(dot[r][0].l, _mm256_mullo_epi32(part[r][0].l, s_l));
-      dot[r][0].h = _mm256_add_epi32(dot[r][0].h, _mm256_mullo_epi32(part[r][0].h, s_h));
+      dot[r].l = _mm256_add_epi32(dot[r].l, _mm256_mullo_epi32(part[r].l, s_l));
+      dot[r].h = _mm256_add_epi32(dot[r].h, _mm256_mullo_epi32(part[r].h, s_h));
     }
   }
 }
 
 #else
 
-template <int R, int P, Format F>
-TENURE_INLINE void dot_four_bits(const std::byte* quants, std::size_t, int g, const ActBlock* a,
-                                 int, IVec (&dot)[R][P]) {
+template <int R, Format F>
+TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock* a, int,
+                                 IVec (&dot)[R]) {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(quants) + 256 * std::ptrdiff_t(g);
   const int zero = F == Format::q4_sym ? 8 : 0;
   for (int n = 0; n < LANES; ++n) {
@@ -281,7 +257,7 @@ TENURE_INLINE void dot_four_bits(const std::byte* quants, std::size_t, int g, co
       const int byte = bytes[64 * (k / 4) + 4 * n + k % 4];
       sum += ((byte & 0xf) - zero) * a->q[k] + ((byte >> 4) - zero) * a->q[k + 16];
     }
-    dot[0][0].v[n] = sum;
+    dot[0].v[n] = sum;
   }
 }
 
@@ -294,36 +270,34 @@ TENURE_INLINE int dot_half(const std::byte* quants, int g, int half, int n, cons
   return sum;
 }
 
-template <int R, int P>
-TENURE_INLINE void dot_eight_bits(const std::byte* quants, std::size_t, int g, const ActBlock* a,
-                                  int, IVec (&dot)[R][P]) {
+template <int R>
+TENURE_INLINE void dot_eight_bits(const std::byte* quants, int g, const ActBlock* a, int,
+                                  IVec (&dot)[R]) {
   for (int n = 0; n < LANES; ++n) {
-    dot[0][0].v[n] = dot_half(quants, g, 0, n, a) + dot_half(quants, g, 1, n, a);
+    dot[0].v[n] = dot_half(quants, g, 0, n, a) + dot_half(quants, g, 1, n, a);
   }
 }
 
-template <int R, int P>
-TENURE_INLINE void dot_sub16(const std::byte* quants, std::size_t, const std::byte* sub,
-                             std::size_t, int g, const ActBlock* a, int, IVec (&dot)[R][P]) {
+template <int R>
+TENURE_INLINE void dot_sub16(const std::byte* quants, const std::byte* sub, int g,
+                             const ActBlock* a, int, IVec (&dot)[R]) {
   const auto* const s = reinterpret_cast<const std::int8_t*>(sub);
   for (int n = 0; n < LANES; ++n) {
-    dot[0][0].v[n] = s[n] * dot_half(quants, g, 0, n, a) + s[16 + n] * dot_half(quants, g, 1, n, a);
+    dot[0].v[n] = s[n] * dot_half(quants, g, 0, n, a) + s[16 + n] * dot_half(quants, g, 1, n, a);
   }
 }
 
 #endif
 
-template <int R, int P, Format F>
-TENURE_INLINE void dot_group(const std::byte* quants, std::size_t quant_bytes,
-                             const std::byte* scales, std::size_t scale_bytes, int g,
-                             const ActBlock* a, int stride, IVec (&dot)[R][P]) {
+template <int R, Format F>
+TENURE_INLINE void dot_group(const std::byte* quants, const std::byte* scales, int g,
+                             const ActBlock* a, int stride, IVec (&dot)[R]) {
   if constexpr (is_four_bit(F)) {
-    dot_four_bits<R, P, F>(quants, quant_bytes, g, a, stride, dot);
+    dot_four_bits<R, F>(quants, g, a, stride, dot);
   } else if constexpr (F == Format::q8_sub16) {
-    const std::byte* const sub = scales + g / SUPER * (32 + 32 * SUPER) + 32 + 32 * (g % SUPER);
-    dot_sub16<R, P>(quants, quant_bytes, sub, scale_bytes, g, a, stride, dot);
+    dot_sub16<R>(quants, sub_scales(scales, g), g, a, stride, dot);
   } else {
-    dot_eight_bits<R, P>(quants, quant_bytes, g, a, stride, dot);
+    dot_eight_bits<R>(quants, g, a, stride, dot);
   }
 }
 
