@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <numeric>
+#include <utility>
 
 namespace tenure {
 namespace {
@@ -50,6 +52,16 @@ double log_above_one(double x) {
   for (int k = 21; k >= 3; k -= 2) p = (p + 1.0 / k) * y;
   const double log_m = 2.0 * (s + s * p);
   return e * 6.93147180369123816490e-01 + (log_m + e * 1.90821492927058770002e-10);
+}
+
+// A number that falls as a weight in (0, 1] rises: its distance from 1 in units of 2^-8 of the
+// leading digit, so that a bucket spans a 256th of a power of two. The last one takes all the rest.
+constexpr int N_BUCKETS = 1 << 13;
+int bucket_of(double weight) {
+  std::uint64_t bits;
+  std::memcpy(&bits, &weight, sizeof bits);
+  constexpr std::uint64_t ONE = std::uint64_t(1023) << 52;
+  return int(std::min<std::uint64_t>((ONE - bits) >> 44, N_BUCKETS - 1));
 }
 
 // The lowest index whose running sum exceeds u times the total; where u * total rounds up to the
@@ -203,28 +215,53 @@ class Chooser::Row {
     total_ = std::accumulate(weights.begin(), weights.end(), 0.0);
     double bound = request.min_p;
     if (request.top_p < 1.0) bound = 0.5 * (1.0 - request.top_p) * total_ / n_;
-    scratch_.ids.clear();
+    std::vector<int>& ids = scratch_.ids;
+    ids.resize(n_);
+    std::size_t kept = 0;
     for (int id = 0; id < n_; ++id) {
-      if (weights[id] >= bound && weights[id] > 0.0) scratch_.ids.push_back(id);
+      ids[kept] = id;
+      kept += weights[id] >= bound && weights[id] > 0.0;
     }
+    ids.resize(kept);
   }
 
-  // ids = the shortest prefix of the ids, by falling weight, whose sum reaches its share.
+  // ids = the shortest prefix of the ids, by falling weight, whose sum reaches its share. Buckets of
+  // falling weight are sorted one by one until then, so that the tail never is.
   void keep_nucleus(double top_p) {
     std::vector<int>& ids = scratch_.ids;
     const double* weights = scratch_.weights.data();
     if (total_ == 0.0) {
       for (const int id : ids) total_ += weights[id];
     }
-    std::sort(ids.begin(), ids.end(), Falling{weights});
+    const double share = top_p * total_;
+    sort_into_buckets();
     double running = 0.0;
     std::size_t kept = 0;
-    while (kept < ids.size()) {
-      running += weights[ids[kept++]];
-      if (running >= top_p * total_) break;
+    for (int bucket = 0; kept < ids.size() && running < share; ++bucket) {
+      const auto end = ids.begin() + scratch_.bucket_end[bucket];
+      std::sort(ids.begin() + std::ptrdiff_t(kept), end, Falling{weights});
+      while (ids.begin() + std::ptrdiff_t(kept) != end && running < share) {
+        running += weights[ids[kept++]];
+      }
     }
-    ids.resize(kept);
-    std::sort(ids.begin(), ids.end());
+    const int last = ids[kept - 1];
+    ids.swap(scratch_.sorted);  // rising again
+    drop_if([&](int id) { return Falling{weights}(last, id); });
+  }
+
+  // Orders the ids by bucket_of their weights, keeping their order inside one; `sorted` gets them as
+  // they were.
+  void sort_into_buckets() {
+    const double* weights = scratch_.weights.data();
+    std::vector<int>& ids = scratch_.ids;
+    std::vector<int>& end = scratch_.bucket_end;
+    end.assign(N_BUCKETS, 0);
+    for (const int id : ids) ++end[bucket_of(weights[id])];
+    int start = 0;
+    for (int& n : end) start += std::exchange(n, start);
+    scratch_.sorted.resize(ids.size());
+    for (const int id : ids) scratch_.sorted[end[bucket_of(weights[id])]++] = id;
+    ids.swap(scratch_.sorted);
   }
 
   void score(const ChoiceRequest& request, Chosen& chosen) {

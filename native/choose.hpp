@@ -75,6 +75,8 @@ class Chooser {
     std::vector<double> weights;
     std::vector<double> blocks;
     std::vector<int> ids;
+    std::vector<int> sorted;
+    std::vector<int> bucket_end;
   };
   class Row;
 
