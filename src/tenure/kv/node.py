@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from tenure.kv.pool import Pages, end_of_held, pages
 
@@ -85,9 +86,7 @@ def path(node: Node) -> Iterator[Node]:
 def read_path(node: Node, group: int, start: int, end: int) -> Pages:
     """Pages `[start, end)` of `group` on the path that ends with `node`; `end <= node.end`."""
     parts: list[Pages] = []
-    for at in path(node):
-        if end <= start:
-            break
+    for at in takewhile(lambda at: at.end > start, path(node)):
         if end > at.first:
             parts.append(at.pages[group][max(start - at.first, 0) : end - at.first])
             end = at.first

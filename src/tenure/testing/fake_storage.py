@@ -40,9 +40,7 @@ class FakeStorage:
                 raise AssertionError(f"{copy} touches the null page")
             self._pages[copy.group, copy.dst] = dict(self._page(copy.group, copy.src))
 
-    def forward(
-        self, namespace: str, tokens: Tokens, start: int, tables: Sequence[Tokens]
-    ) -> None:
+    def forward(self, namespace: str, tokens: Tokens, start: int, tables: Sequence[Tokens]) -> None:
         """Compute `tokens[start:]`: check all that a model would read, then write their KV.
 
         `tokens` is the whole sequence, `tables` are a lease's.

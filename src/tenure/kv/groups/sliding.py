@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
+
 from tenure.core.tokens import TOKEN_MAX
 from tenure.kv.eviction import EvictionQueue, Key
 from tenure.kv.groups.base import Trunk
 from tenure.kv.groups.full import FullTable
 from tenure.kv.node import Node, end_of_held_on, path, read_path
-from tenure.kv.pool import Pages, Pool, end_of_held, first_held, held, last_null, nulls
+from tenure.kv.pool import Pages, Pool, first_held, held, last_null, nulls
 from tenure.kv.spec import NULL_PAGE
 
 
@@ -37,9 +40,17 @@ class SlidingRule:
         """The first page needed to resume at token `n`. Example above: first_page(13) == 1."""
         return max(0, n // self.page_size - self._window_pages)
 
+    def kept_from(self, n: int) -> int:
+        """The first page to keep at committed length `n`: one token back can be resumed from too.
+
+        So a prompt that comes again, less its last token, finds its window. kept_from(16) == 1
+        where first_page(16) == 2.
+        """
+        return self.first_page(max(0, n - 1))
+
     def capacity_tokens(self) -> int:
-        """A window and one page to write make any length possible."""
-        if self.pool.n_pages > self._window_pages:
+        """A window, the page before it, and one to write make any length possible."""
+        if self.pool.n_pages > self._window_pages + 1:
             return TOKEN_MAX
         return self.pool.n_pages * self.page_size
 
@@ -121,9 +132,9 @@ class SlidingRule:
 class SlidingTable(FullTable):
     """A positional table whose entries left of the window are null.
 
-    Invariants: entry i is null exactly for `i < first`, where `first` is the first page needed to
-    resume at the committed length; a page that went out of the window is given up if it is the
-    lease's own, and unclaimed if it is the tree's.
+    Invariants: entry i is null exactly for `i < first`; all that is needed to resume at the
+    committed length is at or after `first`. A page that goes out of the window is given up if it is
+    the lease's own, and unclaimed if it is the tree's.
     """
 
     __slots__ = ("_claim", "_first", "_rule")
@@ -138,8 +149,8 @@ class SlidingTable(FullTable):
         self._take_claims(node)
 
     def advance(self, n: int, node: Node) -> bool:
-        first = self._rule.first_page(n)
-        if first == self._first:
+        first = self._rule.kept_from(n)
+        if first <= self._first:
             return False
         own = max(self._first, node.end)
         if own < first:
@@ -162,7 +173,8 @@ class SlidingTable(FullTable):
             window = self._read(start, -(-n // self._page_size), node)
             if NULL_PAGE not in window:
                 break
-            n = self._end_of_held(start + last_null(window), node) * self._page_size
+            gap = min(start + last_null(window), node.end)  # own pages left of a null are null too
+            n = self._page_size * end_of_held_on(node, self._rule.group, gap)
         return n
 
     def rewind(self, n: int, old: Node, new: Node, source: int) -> None:
@@ -194,30 +206,22 @@ class SlidingTable(FullTable):
         row.extend(self._row[max(start, node.end) : end])
         return row
 
-    def _end_of_held(self, end: int, node: Node) -> int:
-        own = end_of_held(self._row[node.end : end])
-        if own:
-            return node.end + own
-        return end_of_held_on(node, self._rule.group, min(end, node.end))
+    def _reaching(self, node: Node, first: int) -> Iterator[Node]:
+        """The nodes on the path that hold pages at or after `first`."""
+        return takewhile(lambda at: at.end > first, path(node))
 
     def _take_claims(self, node: Node) -> None:
-        for at in path(node):
-            if at.end <= self._first:
-                break
+        for at in self._reaching(node, self._first):
             at.claims[self._claim] = self._first
 
     def _drop_claims(self, node: Node) -> None:
-        for at in path(node):
-            if at.end <= self._first:
-                break
+        for at in self._reaching(node, self._first):
             del at.claims[self._claim]
             self._rule.offer(at)
 
     def _move_claims(self, node: Node, old: int) -> None:
         """The window's first page moved right from `old`."""
-        for at in path(node):
-            if at.end <= old:
-                break
+        for at in self._reaching(node, old):
             if at.end <= self._first:
                 del at.claims[self._claim]
             else:
