@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bind.hpp"
+#include "bind_choose.hpp"
 #include "model.hpp"
 
 namespace tenure {
@@ -43,7 +44,7 @@ void require(bool condition, const char* message) {
 class BoundModel {
  public:
   BoundModel(const ModelSpec& spec, const std::string& isa, int n_threads)
-      : model_(spec, parse_isa(isa), n_threads) {}
+      : model_(spec, parse_isa(isa), n_threads), chooser_(parse_isa(isa), n_threads) {}
 
   // `layer` -1 is the model itself: matrices embed and head.
   void set_matrix(int layer, const std::string& name, int encoding, In<std::uint8_t, 1> rows,
@@ -114,6 +115,32 @@ class BoundModel {
     return {logits, {logits_at.size(), std::size_t(model_.spec().n_vocab)}, nb::find(this)};
   }
 
+  // One token for each row of logits [n, n_vocab] and ChoiceSpec; see write_choices.
+  nb::list choose(In<float, 2> logits, nb::handle specs) {
+    const int n_vocab = int(logits.shape(1));
+    const std::vector<ChoiceRequest> requests = read_requests(specs, n_vocab);
+    require(requests.size() == logits.shape(0), "one spec is needed for each row of logits");
+    std::vector<Chosen> chosen;
+    {
+      const nb::gil_scoped_release release;
+      chosen = chooser_.run(model_.pool(), logits.data(), n_vocab, n_vocab, requests);
+    }
+    return write_choices(chosen);
+  }
+
+  nb::list choose(In<float, 2> logits, nb::handle specs) {
+    const int n_vocab = model_.spec().n_vocab;
+    const std::vector<ChoiceRequest> requests = read_requests(specs, n_vocab);
+    require(logits.shape(0) == requests.size() && int(logits.shape(1)) == n_vocab,
+            "logits must be [len(specs), n_vocab]");
+    std::vector<Chosen> chosen;
+    {
+      const nb::gil_scoped_release release;
+      chosen = model_.choose(logits.data(), requests);
+    }
+    return write_choices(chosen);
+  }
+
   std::size_t weight_bytes() const { return model_.weight_bytes(); }
   std::string isa() const { return isa_name(model_.isa()); }
   int n_threads() const { return model_.n_threads(); }
@@ -172,34 +199,36 @@ class BoundModel {
   }
 
   Model model_;
+  Chooser chooser_;
   KvConfig kv_;
   std::vector<std::int32_t> row_of_, position_;
 };
 
-}  // namespace
-
-void bind_model(nb::module_& m) {
+void bind_specs(nb::module_& m) {
   nb::class_<RotarySpec>(m, "RotarySpec")
-      .def(nb::init<>())
-      .def_rw("inv_freq", &RotarySpec::inv_freq)
-      .def_rw("factor", &RotarySpec::factor)
-      .def_rw("interleaved", &RotarySpec::interleaved);
+      .def("__init__",
+           [](RotarySpec* self, std::vector<double> inv_freq, double factor, bool interleaved) {
+             new (self) RotarySpec{std::move(inv_freq), factor, interleaved};
+           },
+           nb::kw_only(), nb::arg("inv_freq"), nb::arg("factor"), nb::arg("interleaved"));
   nb::class_<AttentionShape>(m, "AttentionShape")
-      .def(nb::init<>())
-      .def_rw("n_heads", &AttentionShape::n_heads)
-      .def_rw("n_kv_heads", &AttentionShape::n_kv_heads)
-      .def_rw("head_dim", &AttentionShape::head_dim)
-      .def_rw("window", &AttentionShape::window)
-      .def_rw("scale", &AttentionShape::scale)
-      .def_rw("softcap", &AttentionShape::softcap);
+      .def("__init__",
+           [](AttentionShape* self, int n_heads, int n_kv_heads, int head_dim, int window,
+              float scale, float softcap) {
+             require(n_kv_heads > 0 && n_heads % n_kv_heads == 0, "heads must share KV heads evenly");
+             new (self) AttentionShape{n_heads, n_kv_heads, head_dim, window, scale, softcap};
+           },
+           nb::kw_only(), nb::arg("n_heads"), nb::arg("n_kv_heads"), nb::arg("head_dim"),
+           nb::arg("window"), nb::arg("scale"), nb::arg("softcap"));
   nb::enum_<Gate>(m, "Gate").value("silu", Gate::silu).value("gelu_tanh", Gate::gelu_tanh);
   nb::class_<LayerSpec>(m, "LayerSpec")
-      .def(nb::init<>())
-      .def_rw("attention", &LayerSpec::attention)
-      .def_rw("rotary", &LayerSpec::rotary)
-      .def_rw("group", &LayerSpec::group)
-      .def_rw("d_ff", &LayerSpec::d_ff)
-      .def_rw("gate", &LayerSpec::gate);
+      .def("__init__",
+           [](LayerSpec* self, const AttentionShape& attention, int rotary, int group, int d_ff,
+              Gate gate) {
+             new (self) LayerSpec{attention, rotary, group, d_ff, gate};
+           },
+           nb::kw_only(), nb::arg("attention"), nb::arg("rotary"), nb::arg("group"),
+           nb::arg("d_ff"), nb::arg("gate"));
   nb::class_<ModelSpec>(m, "ModelSpec")
       .def(nb::init<>())
       .def_rw("n_vocab", &ModelSpec::n_vocab)
@@ -210,6 +239,12 @@ void bind_model(nb::module_& m) {
       .def_rw("logit_softcap", &ModelSpec::logit_softcap)
       .def_rw("rotaries", &ModelSpec::rotaries)
       .def_rw("layers", &ModelSpec::layers);
+}
+
+}  // namespace
+
+void bind_model(nb::module_& m) {
+  bind_specs(m);
   nb::class_<BoundModel>(m, "Model", "One loaded decoder with its paged KV.")
       .def(nb::init<const ModelSpec&, const std::string&, int>(), nb::arg("spec"), nb::arg("isa"),
            nb::arg("n_threads"))
@@ -226,6 +261,8 @@ void bind_model(nb::module_& m) {
       .def("copy_page", &BoundModel::copy_page, nb::arg("group"), nb::arg("src"), nb::arg("dst"))
       .def("forward", &BoundModel::forward, nb::arg("tokens"), nb::arg("row_start"),
            nb::arg("first_pos"), nb::arg("tables"), nb::arg("logits_at"))
+      .def("choose", &BoundModel::choose, nb::arg("logits"), nb::arg("specs"))
+      .def("choose", &BoundModel::choose, nb::arg("logits"), nb::arg("specs"))
       .def_prop_ro("weight_bytes", &BoundModel::weight_bytes)
       .def_prop_ro("isa", &BoundModel::isa)
       .def_prop_ro("n_threads", &BoundModel::n_threads);

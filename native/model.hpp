@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention_plan.hpp"
+#include "choose.hpp"
 #include "common.hpp"
 #include "linear.hpp"
 #include "memory.hpp"
@@ -66,6 +67,7 @@ class Model {
   const ModelSpec& spec() const { return spec_; }
   Isa isa() const { return isa_; }
   int n_threads() const { return pool_.n_threads(); }
+  Pool& pool() { return pool_; }
   std::size_t weight_bytes() const { return arena_.used(); }
 
   // Packs a matrix [n_out, n_in] stored in `encoding`; the source is not needed afterwards.
@@ -89,6 +91,11 @@ class Model {
   const float* forward(const BatchView& batch, const PageTable* tables,
                        const std::int32_t* logits_at, int n_logits);
 
+  // One choice for each row of logits [requests.size()][n_vocab].
+  std::vector<Chosen> choose(const float* logits, const std::vector<ChoiceRequest>& requests) {
+    return chooser_.run(pool_, logits, spec_.n_vocab, spec_.n_vocab, requests);
+  }
+
  private:
   friend class Step;
 
@@ -98,6 +105,7 @@ class Model {
   const LinearTable& linear_;
   const OpsTable& ops_;
   const AttentionTable& attention_;
+  Chooser chooser_;
 
   Arena arena_;
   std::vector<LayerWeights> layers_;
