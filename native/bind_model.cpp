@@ -44,7 +44,7 @@ void require(bool condition, const char* message) {
 class BoundModel {
  public:
   BoundModel(const ModelSpec& spec, const std::string& isa, int n_threads)
-      : model_(spec, parse_isa(isa), n_threads), chooser_(parse_isa(isa), n_threads) {}
+      : model_(spec, parse_isa(isa), n_threads) {}
 
   // `layer` -1 is the model itself: matrices embed and head.
   void set_matrix(int layer, const std::string& name, int encoding, In<std::uint8_t, 1> rows,
@@ -117,18 +117,6 @@ class BoundModel {
 
   // One token for each row of logits [n, n_vocab] and ChoiceSpec; see write_choices.
   nb::list choose(In<float, 2> logits, nb::handle specs) {
-    const int n_vocab = int(logits.shape(1));
-    const std::vector<ChoiceRequest> requests = read_requests(specs, n_vocab);
-    require(requests.size() == logits.shape(0), "one spec is needed for each row of logits");
-    std::vector<Chosen> chosen;
-    {
-      const nb::gil_scoped_release release;
-      chosen = chooser_.run(model_.pool(), logits.data(), n_vocab, n_vocab, requests);
-    }
-    return write_choices(chosen);
-  }
-
-  nb::list choose(In<float, 2> logits, nb::handle specs) {
     const int n_vocab = model_.spec().n_vocab;
     const std::vector<ChoiceRequest> requests = read_requests(specs, n_vocab);
     require(logits.shape(0) == requests.size() && int(logits.shape(1)) == n_vocab,
@@ -199,7 +187,6 @@ class BoundModel {
   }
 
   Model model_;
-  Chooser chooser_;
   KvConfig kv_;
   std::vector<std::int32_t> row_of_, position_;
 };
@@ -261,7 +248,6 @@ void bind_model(nb::module_& m) {
       .def("copy_page", &BoundModel::copy_page, nb::arg("group"), nb::arg("src"), nb::arg("dst"))
       .def("forward", &BoundModel::forward, nb::arg("tokens"), nb::arg("row_start"),
            nb::arg("first_pos"), nb::arg("tables"), nb::arg("logits_at"))
-      .def("choose", &BoundModel::choose, nb::arg("logits"), nb::arg("specs"))
       .def("choose", &BoundModel::choose, nb::arg("logits"), nb::arg("specs"))
       .def_prop_ro("weight_bytes", &BoundModel::weight_bytes)
       .def_prop_ro("isa", &BoundModel::isa)

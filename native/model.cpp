@@ -23,6 +23,7 @@ Model::Model(ModelSpec spec, Isa isa, int n_threads)
       linear_(linear_table(isa)),
       ops_(ops_table(isa)),
       attention_(attention_table(isa)),
+      chooser_(isa, n_threads),
       layers_(spec_.layers.size()),
       angles_(spec_.rotaries.size()) {
   std::vector<int> first_of_plan;

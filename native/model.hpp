@@ -67,7 +67,6 @@ class Model {
   const ModelSpec& spec() const { return spec_; }
   Isa isa() const { return isa_; }
   int n_threads() const { return pool_.n_threads(); }
-  Pool& pool() { return pool_; }
   std::size_t weight_bytes() const { return arena_.used(); }
 
   // Packs a matrix [n_out, n_in] stored in `encoding`; the source is not needed afterwards.

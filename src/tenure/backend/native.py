@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from tenure.backend.base import F32, BackendSettings, Batch, Progress
 from tenure.backend.native_choose import choices
 from tenure.backend.native_model import KV_DTYPES, REQUANTIZE, fill_model, native_spec
-from tenure.backend.sampler import NonFiniteLogits, NothingToChoose
 from tenure.core.errors import ConfigError
 from tenure.core.plan import Choice, ChoiceSpec, PageCopy
 from tenure.kv.spec import KvSpec, RecurrentGroup
@@ -26,8 +25,6 @@ from tenure.model.weights.base import WeightSource
 
 if TYPE_CHECKING:
     from tenure import _native
-
-Scores = tuple[tuple[float, int], ...]
 
 ISA_VARIABLE = "TENURE_ISA"
 """Environment variable that names an instruction set to use instead of the best."""
@@ -115,22 +112,6 @@ class NativeExecutor:
 
     def close(self) -> None:
         del self._model
-
-
-def _choice(
-    error: str | None,
-    token: int,
-    logprob: float | None,
-    top: Scores,
-    ids: Scores,
-) -> Choice:
-    match error:
-        case None:
-            return Choice(token, logprob, top, ids)
-        case "non_finite":
-            raise NonFiniteLogits("the logits hold a NaN or an infinity")
-        case _:
-            raise NothingToChoose("every token is banned")
 
 
 class NativeBackend:

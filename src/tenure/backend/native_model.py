@@ -44,34 +44,37 @@ def native_spec(spec: ModelSpec) -> _native.ModelSpec:
 def _rotary(rope: RopeSpec) -> _native.RotarySpec:
     from tenure import _native
 
-    out = _native.RotarySpec()
     frequencies, factor = inverse_frequencies(rope)
-    out.inv_freq, out.factor = frequencies.tolist(), factor
-    out.interleaved = rope.interleaved
-    return out
+    return _native.RotarySpec(
+        inv_freq=frequencies.tolist(), factor=factor, interleaved=rope.interleaved
+    )
 
 
 def _layer(layer: LayerSpec, ropes: list[RopeSpec]) -> _native.LayerSpec:
     from tenure import _native
 
     gates = {Activation.SILU: _native.Gate.silu, Activation.GELU_TANH: _native.Gate.gelu_tanh}
-    out = _native.LayerSpec()
-    out.attention = _attention(layer.attention)
     rope = layer.attention.rope
-    out.rotary = ropes.index(rope) if rope else -1
-    out.group, out.d_ff = layer.group, layer.mlp.d_ff
-    out.gate = gates[layer.mlp.activation]
-    return out
+    return _native.LayerSpec(
+        attention=_attention(layer.attention),
+        rotary=ropes.index(rope) if rope else -1,
+        group=layer.group,
+        d_ff=layer.mlp.d_ff,
+        gate=gates[layer.mlp.activation],
+    )
 
 
 def _attention(spec: AttentionSpec) -> _native.AttentionShape:
     from tenure import _native
 
-    out = _native.AttentionShape()
-    out.n_heads, out.n_kv_heads, out.head_dim = spec.n_heads, spec.n_kv_heads, spec.head_dim
-    out.window, out.scale = spec.window or 0, spec.scale
-    out.softcap = spec.softcap or 0.0
-    return out
+    return _native.AttentionShape(
+        n_heads=spec.n_heads,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        window=spec.window or 0,
+        scale=spec.scale,
+        softcap=spec.softcap or 0.0,
+    )
 
 
 def fill_model(

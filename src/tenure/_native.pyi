@@ -1,0 +1,85 @@
+"""The extension module: kernels and the forward pass of the native backend (folder native/)."""
+
+from collections.abc import Sequence
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from tenure.core.plan import ChoiceSpec
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+Scores = tuple[tuple[float, int], ...]
+
+def detect_isa() -> str: ...
+def kernel_isas() -> list[str]: ...
+
+class RotarySpec:
+    def __init__(self, *, inv_freq: Sequence[float], factor: float, interleaved: bool) -> None: ...
+
+class AttentionShape:
+    def __init__(
+        self,
+        *,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        window: int,
+        scale: float,
+        softcap: float,
+    ) -> None: ...
+
+class Gate(Enum):
+    silu = 0
+    gelu_tanh = 1
+
+class LayerSpec:
+    def __init__(
+        self, *, attention: AttentionShape, rotary: int, group: int, d_ff: int, gate: Gate
+    ) -> None: ...
+
+class ModelSpec:
+    n_vocab: int
+    d_model: int
+    norm_eps: float
+    embed_scale: float
+    logit_scale: float
+    logit_softcap: float
+    rotaries: Sequence[RotarySpec]
+    layers: Sequence[LayerSpec]
+
+class Model:
+    def __init__(self, spec: ModelSpec, isa: str, n_threads: int) -> None: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def n_threads(self) -> int: ...
+    def set_matrix(
+        self,
+        layer: int,
+        name: str,
+        encoding: int,
+        rows: npt.NDArray[np.uint8],
+        n_out: int,
+        n_in: int,
+        requantize: int,
+    ) -> None: ...
+    def tie_head(self) -> None: ...
+    def set_vector(self, layer: int, name: str, values: F32) -> None: ...
+    def page_bytes(self, kv_type: str, page_size: int, group: int) -> int: ...
+    def allocate(self, kv_type: str, page_size: int, n_pages: Sequence[int]) -> None: ...
+    def copy_page(self, group: int, src: int, dst: int) -> None: ...
+    def forward(
+        self,
+        tokens: I32,
+        row_start: I32,
+        first_pos: I32,
+        tables: Sequence[tuple[I32, I32]],
+        logits_at: I32,
+    ) -> F32: ...
+    def choose(
+        self, logits: F32, specs: Sequence[ChoiceSpec]
+    ) -> list[tuple[str | None, int, float | None, Scores, Scores]]: ...
