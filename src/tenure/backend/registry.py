@@ -1,9 +1,8 @@
-"""Backends by name. PyTorch and the extension are imported only when they are asked for."""
+"""Backends by name. PyTorch and the extension are loaded only when they are asked for."""
 
 from __future__ import annotations
 
-from importlib import import_module
-
+from tenure.backend import native
 from tenure.backend.base import Backend
 from tenure.core.errors import ConfigError
 
@@ -27,12 +26,8 @@ def find_backend(name: str) -> Backend:
 
 
 def why_not_native() -> str | None:
-    """The reason why the native backend cannot be imported; None when it can."""
-    try:
-        import_module("tenure.backend.native")
-    except ImportError as error:
-        return str(error)
-    return None
+    """The reason why the native backend cannot run here; None when it can."""
+    return native.why_not()
 
 
 def _reference() -> Backend:
@@ -42,11 +37,10 @@ def _reference() -> Backend:
 
 
 def _native() -> Backend:
-    try:
-        module = import_module("tenure.backend.native")
-    except ImportError as error:
+    reason = native.why_not()
+    if reason is not None:
         raise ConfigError(
-            f"the native backend cannot be loaded ({error}); install the package where a C++17 "
+            f"the native backend cannot be loaded ({reason}); install the package where a C++17 "
             "compiler is at hand, or choose --backend reference"
-        ) from error
-    return module.NativeBackend()
+        )
+    return native.NativeBackend()
