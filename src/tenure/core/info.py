@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tenure.core.tokens import Tokens
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -66,8 +68,31 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalInfo:
+    """The journal of sessions; totals since start, seconds of wall time.
+
+    `durable` False: what happens now would not survive a restart, because of `problem`.
+    `n_records` counts what was written, `n_commits` in how many transactions.
+    """
+
+    path: str
+    sync: str
+    required: bool
+    durable: bool
+    problem: str | None
+    n_sessions_restored: int
+    n_turns_restored: int
+    restore_s: float
+    n_records: int
+    n_commits: int
+    n_failures: int
+    commit_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """One consistent snapshot, taken between two steps."""
+    """One consistent snapshot, taken between two steps; `journal` None: sessions are not kept."""
 
     model: ModelInfo
     backend: dict[str, str | int | float]
@@ -82,6 +107,7 @@ class EngineInfo:
     n_sessions: int
     n_streaming_sessions: int
     held_tokens: int
+    journal: JournalInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +143,18 @@ class SessionInfo:
     n_held_tokens: int
     turns: tuple[TurnInfo, ...]
     tree: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContextInfo:
+    """The history that a turn at some place of a session would inherit.
+
+    `turn` is the turn it would continue, None where it would start a new root. `tail` holds the
+    last of the `n_tokens` tokens, as many as were asked for.
+    """
+
+    generation: int
+    streaming: bool
+    turn: str | None
+    n_tokens: int
+    tail: Tokens

@@ -50,6 +50,18 @@ class SessionRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextQuery:
+    """Asks for the history that a turn at `ref` would inherit, and its last `n_tail` tokens.
+
+    With `at_tip`, `ref.parent` is taken to be the turn that finished last.
+    """
+
+    ref: SessionRef
+    at_tip: bool = False
+    n_tail: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRequest:
     """One turn to run. `id` is unique among turns in flight and within its session.
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from tenure.core.events import SessionClosed, TurnEvent
-from tenure.core.info import EngineInfo, ModelInfo, SessionInfo
-from tenure.core.turns import OpenSession, TurnRequest
+from tenure.core.info import ContextInfo, EngineInfo, ModelInfo, SessionInfo
+from tenure.core.turns import ContextQuery, OpenSession, TurnRequest
 from tenure.engine.text import Text
 
 
@@ -55,6 +55,14 @@ class EngineClient(Protocol):
 
     async def session(self, session_id: str) -> SessionInfo:
         """Raises SessionNotFound or SessionExpired."""
+        ...
+
+    async def context(self, query: ContextQuery) -> ContextInfo:
+        """What a turn there would inherit; changes nothing.
+
+        Raises what the turn would be refused with: SessionNotFound, SessionExpired, SessionClosing,
+        UnknownTurn, TurnUnfinished, TurnInFlight or StreamingRefused.
+        """
         ...
 
     @property

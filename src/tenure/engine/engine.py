@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tenure.core.clock import Clock
 from tenure.core.errors import ContextTooLong, DuplicateTurn, EmptyContext, UserError
@@ -26,10 +26,11 @@ from tenure.core.events import (
     TurnTokens,
     Usage,
 )
+from tenure.core.info import ContextInfo
 from tenure.core.params import SamplingParams
 from tenure.core.plan import Plan, Result, RowResult, StepRunner
 from tenure.core.tokens import TokenLog, Tokens
-from tenure.core.turns import OnAbort, OpenSession, TurnRequest
+from tenure.core.turns import ContextQuery, OnAbort, OpenSession, TurnRequest
 from tenure.engine.tally import Tally
 from tenure.kv.lease import Lease
 from tenure.kv.manager import KvCache
@@ -352,6 +353,14 @@ class Engine:
         return self._kv.flush()
 
     # -- reading
+
+    def context(self, query: ContextQuery) -> ContextInfo:
+        """What a turn there would inherit. Raises what the turn would be refused with."""
+        session = self.sessions.get(query.ref.id)
+        ref = replace(query.ref, parent=session.tip) if query.at_tip else query.ref
+        turn, history = session.context(ref, self._output_so_far)
+        tail = history.read(max(0, len(history) - query.n_tail), len(history))
+        return ContextInfo(session.generation, session.streaming, turn, len(history), tail)
 
     @property
     def n_submitted(self) -> int:

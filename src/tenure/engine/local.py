@@ -10,13 +10,14 @@ from typing import TypeVar, cast
 
 from tenure.core.errors import DuplicateTurn, EngineStopped, TenureError
 from tenure.core.events import Event, SessionClosed, TurnEvent, TurnFinished, TurnTokens
-from tenure.core.info import EngineInfo, ModelInfo, SessionInfo
-from tenure.core.turns import OpenSession, TurnRequest
+from tenure.core.info import ContextInfo, EngineInfo, ModelInfo, SessionInfo
+from tenure.core.turns import ContextQuery, OpenSession, TurnRequest
 from tenure.engine.loop import Answer, EngineLoop, Envelope
 from tenure.engine.messages import (
     Abort,
     Close,
     Flush,
+    GetContext,
     GetInfo,
     GetSession,
     ListSessions,
@@ -89,6 +90,9 @@ class LocalClient:
 
     async def session(self, session_id: str) -> SessionInfo:
         return await self._ask(GetSession(session_id), SessionInfo)
+
+    async def context(self, query: ContextQuery) -> ContextInfo:
+        return await self._ask(GetContext(query), ContextInfo)
 
     async def generate(self, request: TurnRequest) -> AsyncGenerator[TurnEvent]:
         """Run a turn; see `EngineClient.generate`."""

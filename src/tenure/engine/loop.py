@@ -18,6 +18,7 @@ from tenure.engine.messages import (
     Abort,
     Close,
     Flush,
+    GetContext,
     GetInfo,
     GetSession,
     ListSessions,
@@ -171,6 +172,8 @@ class EngineLoop:
                 answer([session.id for session in engine.sessions])
             case GetSession(session):
                 answer(self._reporter.session(session))
+            case GetContext(query):
+                answer(engine.context(query))
             case Stop():
                 self._stop(answer)
 

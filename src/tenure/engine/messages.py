@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tenure.core.turns import OpenSession, TurnRequest
+from tenure.core.turns import ContextQuery, OpenSession, TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,17 @@ class GetSession:
 
 
 @dataclass(frozen=True, slots=True)
+class GetContext:
+    """Answered with ContextInfo."""
+
+    query: ContextQuery
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End every turn and leave the loop; answered with None."""
 
 
 Message: TypeAlias = (
-    Open | Close | Submit | Abort | Flush | GetInfo | ListSessions | GetSession | Stop
+    Open | Close | Submit | Abort | Flush | GetInfo | ListSessions | GetSession | GetContext | Stop
 )

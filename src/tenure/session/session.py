@@ -113,11 +113,7 @@ class Session:
         self, ref: SessionRef, turn_id: str, new: Tokens, bos: int | None, peek: OutputSoFar
     ) -> Assembly:
         """Work out the turn's context without changing anything; raises a UserError on refusal."""
-        if self.closing:
-            raise SessionClosing(self.id)
-        if self.streaming:
-            self._check_streaming(ref)
-        parent_id = self._tip if self.streaming else ref.parent
+        parent_id = self._parent(ref)
         inherited, commits = self._inherited(parent_id, ref, peek)
         victims: list[str] = self.turns.descendants(parent_id) if ref.replace else []
         if turn_id in self.turns and turn_id not in victims:
@@ -132,6 +128,21 @@ class Session:
         return Assembly(
             turn_id, parent_id, prompt, len(inherited), tuple(reversed(victims)), commits
         )
+
+    def context(self, ref: SessionRef, peek: OutputSoFar) -> tuple[str | None, TokenLog]:
+        """The turn that a turn at `ref` would continue, and the history it would inherit.
+
+        Raises what `assemble` would refuse the turn with.
+        """
+        parent_id = self._parent(ref)
+        return parent_id, self._inherited(parent_id, ref, peek)[0]
+
+    def _parent(self, ref: SessionRef) -> str | None:
+        if self.closing:
+            raise SessionClosing(self.id)
+        if self.streaming:
+            self._check_streaming(ref)
+        return self._tip if self.streaming else ref.parent
 
     def _check_streaming(self, ref: SessionRef) -> None:
         if self._running:
