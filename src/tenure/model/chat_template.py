@@ -47,14 +47,13 @@ _MISREADINGS = (
 )
 """What running a template raises when messages are not shaped as it expects."""
 _PROBE = "tenure-probe"
-_STAND_IN: tuple[Message, ...] = (
-    {"role": "user", "content": "Q"},
-    {"role": "assistant", "content": "A"},
-)
+_THOUGHT = "tenure-thought"
+_QUESTION: Message = {"role": "user", "content": "Q"}
+_REPLY: Message = {"role": "assistant", "content": _PROBE}
 
 
 class ChatTemplate:
-    """One compiled template; immutable, so threads may share it.
+    """One compiled template, of which `source` is the text; immutable, so threads may share it.
 
     `special` holds what templates read besides messages: `bos_token`, `eos_token` and so on.
     Construction raises ModelError when the template is too long or is no valid template.
@@ -72,6 +71,7 @@ class ChatTemplate:
                 f"the chat template is {len(source)} characters long, at most "
                 f"{limits.source_chars} are allowed"
             )
+        self.source = source
         self._special = dict(special)
         self._limits = limits
         self._clock: Clock = MonotonicClock() if clock is None else clock
@@ -120,12 +120,34 @@ class ChatTemplate:
                 held = self.render(before, add_generation_prompt=False)
         return whole[len(held) :] if whole.startswith(held) else None
 
-    def continuation(self, new: Sequence[Message], ended_with: str = "") -> str | None:
+    def continuation(
+        self,
+        new: Sequence[Message],
+        ended_with: str = "",
+        tools: Sequence[Mapping[str, object]] | None = None,
+        thought: bool = False,
+        **extra: object,
+    ) -> str | None:
         """`suffix` after any reply, at a cost that does not grow with the conversation.
 
         It stands on a made-up exchange, so it is right for templates that treat each message alone.
+        `tools` and `extra` are those of the session's first rendering; `thought` says that the
+        reply had reasoning, which a template may drop once a further message follows (None then).
+        Where `new` begins with a tool's result, the reply is taken to have called that tool.
         """
-        return self.suffix(_STAND_IN, new, ended_with)
+        opening = self.render([_QUESTION], True, tools, **extra)
+        closed = self.render([_QUESTION, _REPLY], False, tools, **extra)
+        whole = self.render([_QUESTION, _stand_in(new, thought), *new], True, tools, **extra)
+        _, reply, tail = closed.partition(_PROBE)
+        if not reply or not whole.startswith(opening) or not tail.startswith(ended_with):
+            return None
+        start = whole.find(_PROBE, len(opening))
+        end = whole.find(tail, start + len(_PROBE))
+        dropped = thought and _THOUGHT not in whole
+        rewritten = not thought and not _calls(new) and whole[len(opening) : start].strip()
+        if start < 0 or end < 0 or dropped or rewritten:
+            return None
+        return whole[end + len(ended_with) :]
 
     def _budget(self) -> Budget:
         return Budget(self._limits, self._clock)
@@ -164,6 +186,22 @@ class ChatTemplate:
         except (InvalidField, ModelError):
             return False
         return _PROBE in text and "'text'" not in text and '"text"' not in text
+
+
+def _calls(new: Sequence[Message]) -> bool:
+    return bool(new) and new[0].get("role") == "tool"
+
+
+def _stand_in(new: Sequence[Message], thought: bool) -> Message:
+    """A reply that `new` may follow."""
+    reply = dict(_REPLY)
+    if thought:
+        reply["reasoning_content"] = _THOUGHT
+    if _calls(new):
+        function = {"name": new[0].get("name") or "f", "arguments": {"q": _PROBE}}
+        call_id = new[0].get("tool_call_id") or "call00000"
+        reply["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+    return reply
 
 
 def find_chat_template(

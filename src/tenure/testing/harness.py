@@ -12,7 +12,9 @@ from tenure.engine.local import LocalClient
 from tenure.engine.text import Text
 from tenure.engine.wire import Wiring, launch
 from tenure.kv.spec import FullGroup, KvSpec
+from tenure.model.chat_template import ChatTemplate
 from tenure.testing.byte_tokenizer import ByteTokenizer
+from tenure.testing.byte_vocabulary import MARKERS
 from tenure.testing.fake_runner import FakeRunner
 from tenure.testing.pseudo_model import PseudoModel
 from tenure.testing.stepped import GREEDY, SteppedEngine
@@ -22,7 +24,10 @@ __all__ = ["GREEDY", "FakeEngine", "FakeSetup", "fake_client"]
 
 @dataclass(frozen=True, slots=True)
 class FakeSetup:
-    """What a fake engine looks like; `kv` None means one full-attention group of `n_pages`."""
+    """What a fake engine looks like; `kv` None means one full-attention group of `n_pages`.
+
+    `template` is the source of its chat template, None for a model that cannot chat.
+    """
 
     n_pages: int = 256
     page_size: int = 4
@@ -36,14 +41,19 @@ class FakeSetup:
     kv: KvSpec | None = None
     model: PseudoModel = field(default_factory=lambda: PseudoModel(n_vocab=264))
     verify_all: bool = True
+    template: str | None = None
 
     def kv_spec(self) -> KvSpec:
         return self.kv or KvSpec(self.page_size, (FullGroup(self.n_pages),))
 
+    def text(self) -> Text:
+        special = {"bos_token": MARKERS[0], "eos_token": MARKERS[2]}
+        chat = None if self.template is None else ChatTemplate(self.template, special)
+        return Text(ByteTokenizer(), chat)
+
     def wiring(self, runner: StepRunner, clock: Clock) -> Wiring:
         kv = self.kv_spec()
         eos = self.model.eos
-        tokenizer = ByteTokenizer()
         return Wiring(
             runner=runner,
             kv=kv,
@@ -62,9 +72,9 @@ class FakeSetup:
                 fingerprint="fake",
                 n_vocab=self.model.n_vocab,
                 context_len=self.context_len,
-                has_chat_template=False,
+                has_chat_template=self.template is not None,
             ),
-            text=Text(tokenizer, None),
+            text=self.text(),
             eos_ids=frozenset() if eos is None else frozenset({eos}),
             backend={"name": "fake"},
             page_bytes=(0,) * len(kv.groups),
