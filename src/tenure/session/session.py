@@ -248,8 +248,14 @@ class Session:
     def roll_back(self, turn_id: str, lease: Lease | None) -> None:
         """The turn leaves no trace but KV: its lease goes back to the parent, rewound to fit."""
         self._running.remove(turn_id)
-        turn = self.turns.discard(turn_id)
         del self._kv[turn_id]
+        match self.turns.discard(turn_id):
+            case RunningTurn() as turn:
+                self._return_kv(turn, lease)
+            case DoneTurn():
+                raise AssertionError(f"turn {turn_id} is done, and cannot be rolled back")
+
+    def _return_kv(self, turn: RunningTurn, lease: Lease | None) -> None:
         parent_id = turn.parent
         if parent_id is None:
             if lease is not None:
@@ -257,10 +263,10 @@ class Session:
                 lease.release()
             return
         match self._kv[parent_id]:
-            case Lent(to) if to == turn_id:
-                self._give_back(parent_id, lease)
+            case Lent(to) if to == turn.id:
+                self._give_back(parent_id, lease, turn.n_inherited)
             case Cold():
-                self._give_back(parent_id, lease)
+                self._give_back(parent_id, lease, turn.n_inherited)
             case Idle() | Busy() | Lent():
                 if lease is not None:
                     lease.release()
@@ -275,7 +281,7 @@ class Session:
         parent_kv = COLD if turn.parent is None else self._kv[turn.parent]
         match parent_kv:
             case Lent(to) if turn.parent is not None and to == turn_id:
-                self._give_back(turn.parent, lease)
+                self._give_back(turn.parent, lease, len(_log(self.turns.get(turn.parent))))
             case Cold() | Idle() | Busy() | Lent():
                 if lease is not None:
                     lease.release()
@@ -287,9 +293,10 @@ class Session:
             case Cold() | Busy() | Lent():
                 return None
 
-    def _give_back(self, parent_id: str, lease: Lease | None) -> None:
+    def _give_back(self, parent_id: str, lease: Lease | None, n_common: int) -> None:
+        """A child's lease becomes its parent's, as far as both have the same tokens."""
         if lease is not None:
-            lease.truncate(min(lease.committed, len(_log(self.turns.get(parent_id)))))
+            lease.truncate(min(lease.committed, n_common))
         self._hold(parent_id, lease)
 
     def _hold(self, turn_id: str, lease: Lease | None) -> None:
