@@ -95,9 +95,13 @@ class Served:
     async def step_until_done(self, task: asyncio.Task[httpx2.Response]) -> httpx2.Response:
         """Let the engine step, one step at a time, until `task` has its answer."""
         while not task.done():
-            self.runner.allow(1)
-            await self.engine.info()
+            await self.step()
         return task.result()
+
+    async def step(self) -> EngineInfo:
+        """Let one step pass the shut gate; how things stand after it."""
+        self.runner.allow(1)
+        return await self.engine.info()
 
     async def settled(self) -> EngineInfo:
         """The engine's state once no turn is left."""

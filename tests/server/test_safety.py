@@ -1,0 +1,153 @@
+"""Who may call, how much they may send, and what they see when something breaks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tenure.server.limits import Limits
+from tenure.testing.harness import FakeSetup
+
+SMALL = Limits(max_body_bytes=1000, max_batch=4, max_logprobs=8, max_list=3)
+
+
+def assert_general(answer, status):
+    assert answer.status_code == status
+    body = answer.json()
+    assert body.keys() == {"object", "message", "type", "param", "code"}
+    assert (body["object"], body["code"]) == ("error", status)
+    return body["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}, {"x-api-key": "s"}],
+)
+async def test_without_the_key_only_health_answers(serve, headers):
+    served = serve(api_key="secret")
+    for method, path in (("POST", "/generate"), ("GET", "/metrics"), ("GET", "/openapi.json")):
+        answer = await served.http.request(method, path, headers=headers)
+        assert "API key" in assert_general(answer, 401)
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert (await served.http.get("/health", headers=headers)).status_code == 200
+    assert (await served.http.get("/health_generate", headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize("headers", [{"Authorization": "Bearer secret"}, {"x-api-key": "secret"}])
+async def test_the_key_opens_everything(serve, headers):
+    served = serve(api_key="secret")
+    assert (await served.http.get("/server_info", headers=headers)).status_code == 200
+
+
+async def test_the_key_is_never_shown(serve):
+    served = serve(api_key="sesame")
+    headers = {"x-api-key": "sesame"}
+    for path in ("/server_info", "/model_info", "/metrics"):
+        assert "sesame" not in (await served.http.get(path, headers=headers)).text
+
+
+async def test_a_body_over_the_limit_is_refused_with_the_limit(serve):
+    served = serve(limits=SMALL)
+    declared = await served.generate(text="x" * 2000)
+    assert "1000 bytes" in assert_general(declared, 413)
+
+    async def chunks():
+        for _ in range(20):
+            yield b" " * 100
+
+    counted = await served.http.post(
+        "/generate", content=chunks(), headers={"Content-Type": "application/json"}
+    )
+    assert "1000 bytes" in assert_general(counted, 413)
+
+
+async def test_bombs_of_brackets_are_just_wrong(served):
+    for content in (b"[" * 200_000, b'{"a":' * 50_000, b"9" * 10_000, b"{", b"\xff"):
+        answer = await served.http.post(
+            "/generate", content=content, headers={"Content-Type": "application/json"}
+        )
+        assert_general(answer, 400)
+
+
+async def test_a_million_wrong_items_make_one_error(served):
+    answer = await served.post("/generate", {"input_ids": ["x"] * 100_000})
+    assert len(assert_general(answer, 400)) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"text": ["a"] * 5}, "text"),
+        ({"text": ["a", "b"], "sampling_params": {"n": 3}}, "n"),
+        ({"text": "a", "sampling_params": {"n": 5}}, "n"),
+        ({"text": "a", "sampling_params": {"stop": ["a"] * 4}}, "stop"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 9}, "top_logprobs_num"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [1] * 4}, "token_ids_logprob"),
+    ],
+)
+async def test_what_one_request_may_ask_for_is_bounded(serve, body, field):
+    answer = await serve(limits=SMALL).generate(**body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(f"{field} must be")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_full_queue_says_when_to_come_back(serve, stream):
+    served = serve(FakeSetup(max_running=1, max_queue=1))
+    served.runner.shut()
+    sampling = {"max_new_tokens": 100}
+    running = asyncio.create_task(served.generate(text="a", sampling_params=sampling))
+    await served.held()
+    waiting = asyncio.create_task(served.generate(text="b"))
+    while not (await served.step()).n_waiting:
+        assert not running.done()
+    refused = await served.step_until_done(
+        asyncio.create_task(served.generate(text="c", stream=stream))
+    )
+    served.runner.open()
+    assert "full" in assert_general(refused, 503)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert [(await task).status_code for task in (running, waiting)] == [200, 200]
+
+
+async def test_unknown_paths_and_methods_have_the_error_shape(served):
+    assert_general(await served.http.get("/nowhere"), 404)
+    wrong_method = await served.http.delete("/generate")
+    assert_general(wrong_method, 405)
+    assert "POST" in wrong_method.headers["allow"]
+
+
+async def test_a_turn_that_fails_answers_500_and_the_next_one_works(served):
+    served.runner.inner.fail(0, "injected")
+    failed = await served.generate(text="a")
+    assert_general(failed, 500)
+    assert (await served.generate(text="b")).status_code == 200
+
+
+async def test_a_turn_that_fails_in_a_stream_ends_with_an_abort(served):
+    served.runner.inner.fail(0, "injected")
+    *_, last, done = await served.stream(text="a")
+    assert done == "[DONE]"
+    reason = last["meta_info"]["finish_reason"]
+    assert (reason["type"], reason["status_code"]) == ("abort", 500)
+    assert reason["err_type"] == "InternalServerError"
+
+
+async def test_an_unforeseen_exception_shows_an_id_and_no_more(served, monkeypatch, caplog):
+    async def broken():
+        raise RuntimeError("a secret of the inside")
+
+    monkeypatch.setattr(served.engine, "info", broken)
+    message = assert_general(await served.http.get("/server_info"), 500)
+    assert "secret" not in message
+    assert "Internal error" in message
+
+
+async def test_a_stopped_engine_is_unhealthy_and_answers_503(served):
+    await served.engine.close()
+    assert_general(await served.http.get("/health"), 503)
+    assert_general(await served.http.get("/health_generate"), 503)
+    assert_general(await served.generate(text="x"), 503)
+    assert_general(await served.generate(text="x", stream=True), 503)
+    assert_general(await served.http.get("/metrics"), 503)
