@@ -89,17 +89,16 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     result.add_column("met")
     last = None
     for each in comparisons:
-        if last is not None and last is not each.row:
-            result.add_section()
-        result.add_row(*_cells(each, first=last is not each.row))
+        if last is not each.row:
+            result.add_row(each.row.name, f"[bold]{each.row.what}[/]")
+        result.add_row("", *_cells(each))
         last = each.row
     return result
 
 
-def _cells(each: Comparison, first: bool) -> list[str]:
+def _cells(each: Comparison) -> list[str]:
     verdicts = each.verdicts
     return [
-        f"{each.row.name} {each.row.what}" if first else "",
         f"{each.measure.label}, {each.measure.unit}",
         *(_spread(each.samples.get(name, ())) for name in (OURS, *PEERS)),
         _ratio(each.ratio(each.median(SAME_FILE))),
@@ -112,7 +111,7 @@ def _cells(each: Comparison, first: bool) -> list[str]:
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return ""
-    return f"{_short(median(values))}\n({_short(min(values))} - {_short(max(values))})"
+    return f"{_short(median(values))} ({_short(min(values))} - {_short(max(values))})"
 
 
 def _ratio(value: float | None) -> str:

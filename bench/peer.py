@@ -35,8 +35,10 @@ app = App(name="peer", help=__doc__, result_action="return_value")
 class PeerSettings:
     """How llama.cpp serves; the defaults are the fastest that were found on two cores.
 
-    `n_ctx` counts the KV positions of all slots together. `extra` is passed on as
-    `xllamacpp.CommonParams` fields and wins over the rest.
+    `n_ctx` counts the KV positions of all slots together. `omp_wait` is OMP_WAIT_POLICY: where its
+    threads spin ("active", or "" for OpenMP's own choice), any other process on the cores costs
+    them many times its share. `extra` is passed on as `xllamacpp.CommonParams` fields and wins over
+    the rest.
     """
 
     model: Path
@@ -46,7 +48,11 @@ class PeerSettings:
     flash_attention: bool = False
     unified_kv: bool = False
     cache_ram_mib: int = 8192
+    omp_wait: str = "passive"
     extra: Options = field(default_factory=dict)
+
+    def environ(self) -> dict[str, str]:
+        return dict(os.environ) | ({"OMP_WAIT_POLICY": self.omp_wait} if self.omp_wait else {})
 
     def options(self, port: int, scratch: Path) -> Options:
         return {
@@ -111,6 +117,7 @@ def running_peer(settings: PeerSettings, port: int = 0) -> Iterator[RunningPeer]
     with log.open("wb") as stderr:
         child = subprocess.Popen(
             [peer_python(), HERE / "_peer_main.py", options],
+            env=settings.environ(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
