@@ -50,7 +50,8 @@ double cost_of(const AttentionTile& tile, const AttentionShape& shape) {
 
 double cost_of(const AttentionTask& task, const AttentionShape& shape) {
   const int begin = std::max(task.part_begin * ATTENTION_PART, first_visible(task.tile, shape));
-  const int end = std::min(task.part_end * ATTENTION_PART, task.tile.first_pos + task.tile.n_queries);
+  const int last = task.tile.first_pos + task.tile.n_queries;
+  const int end = std::min(task.part_end * ATTENTION_PART, last);
   return cost_of(task.tile, shape, end - begin);
 }
 

@@ -225,8 +225,8 @@ class Chooser::Row {
     ids.resize(kept);
   }
 
-  // ids = the shortest prefix of the ids, by falling weight, whose sum reaches its share. Buckets of
-  // falling weight are sorted one by one until then, so that the tail never is.
+  // ids = the shortest prefix of the ids, by falling weight, whose sum reaches its share. Buckets
+  // of falling weight are sorted one by one until then, so that the tail never is.
   void keep_nucleus(double top_p) {
     std::vector<int>& ids = scratch_.ids;
     const double* weights = scratch_.weights.data();
@@ -249,8 +249,8 @@ class Chooser::Row {
     drop_if([&](int id) { return Falling{weights}(last, id); });
   }
 
-  // Orders the ids by bucket_of their weights, keeping their order inside one; `sorted` gets them as
-  // they were.
+  // Orders the ids by bucket_of their weights, keeping their order inside one; `sorted` gets them
+  // as they were.
   void sort_into_buckets() {
     const double* weights = scratch_.weights.data();
     std::vector<int>& ids = scratch_.ids;

@@ -1,5 +1,5 @@
-// The choice of a token from logits. The rules are those of tenure/backend/sampler.py, step by step;
-// draws differ from it only where binary64 e^x, or a sum in another order, rounds differently.
+// The choice of a token from logits. The rules are those of tenure/backend/sampler.py, step by
+// step; draws differ from it only where binary64 e^x rounds differently.
 #pragma once
 
 #include <cstddef>
@@ -56,8 +56,8 @@ struct Chosen {
   std::vector<TokenScore> ids;  // in the order of scored_ids
 };
 
-// A number in [0, 1) with 53 random bits: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) read at index
-// `position` of the stream `seed`.
+// A number in [0, 1) with 53 random bits: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) read at
+// index `position` of the stream `seed`.
 double choice_uniform(std::uint64_t seed, std::uint64_t position);
 
 // Chooses tokens, rows in parallel; a row's choice depends on its logits and request alone.

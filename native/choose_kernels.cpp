@@ -2,12 +2,10 @@
 
 #include <cstring>
 
-#include "simd.hpp"
+#include "vecmath.hpp"
 
 namespace tenure::TENURE_NS {
 namespace {
-
-TENURE_INLINE int smaller(int a, int b) { return a < b ? a : b; }
 
 // e^x for x <= 0 to about 1 ulp, 0 below -708. Written so that compilers vectorise a loop of it:
 // every operation is one IEEE operation on one element, whatever the width.

@@ -1,10 +1,14 @@
-// Transcendental functions over 16 lanes, from the arithmetic of simd.hpp alone, so that they give
-// the same bits on every instruction set. Include only from kernel files.
+// What kernels need of <algorithm> and <cmath>. The functions over 16 lanes use the arithmetic of
+// simd.hpp alone, so they give the same bits on every instruction set. For kernel files only.
 #pragma once
 
 #include "simd.hpp"
 
 namespace tenure::TENURE_NS {
+
+TENURE_INLINE int smaller(int a, int b) { return a < b ? a : b; }
+TENURE_INLINE int larger(int a, int b) { return a > b ? a : b; }
+TENURE_INLINE int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 // p * 2^n for p in [0.5, 2) and n in [-125, 126], where t = n + 1.5 * 2^23: the low bits of t are n
 // in two's complement, and shifting by 23 leaves n alone to be added to the exponent of p.
