@@ -236,6 +236,20 @@ def test_branches_that_share_pages_read_the_same_prefix():
     assert_same_bits([cache.out[0][256:], cache.out[1][256:]], [wanted[256:]] * 2)
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_pages_that_left_the_window_are_not_read(page_size):
+    layer = Layer(window=70)
+    whole = sequence(layer, 330)
+    wanted = Cache(layer, [whole], page_size=page_size).run()
+    cache = Cache(layer, [whole], page_size=page_size)
+    cache.step([(0, 280)])
+    null_page = 0
+    cache.tables[0][: (280 + 1 - layer.window) // page_size] = null_page
+    cache.step([(0, 49)])
+    cache.step([(0, 1)])
+    assert_same_bits(cache.out, wanted)
+
+
 def test_bits_move_when_the_same_context_lies_elsewhere():
     """Blocks are anchored at absolute positions, and a comparison of bits sees that they are."""
     layer = Layer(window=200)
