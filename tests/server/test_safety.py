@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 
 from tenure.server.limits import Limits
 from tenure.testing.harness import FakeSetup
@@ -134,14 +135,18 @@ async def test_a_turn_that_fails_in_a_stream_ends_with_an_abort(served):
     assert reason["err_type"] == "InternalServerError"
 
 
-async def test_an_unforeseen_exception_shows_an_id_and_no_more(served, monkeypatch, caplog):
+async def test_an_unforeseen_exception_shows_an_id_and_no_more(served, monkeypatch):
     async def broken():
         raise RuntimeError("a secret of the inside")
 
     monkeypatch.setattr(served.engine, "info", broken)
-    message = assert_general(await served.http.get("/server_info"), 500)
+    with structlog.testing.capture_logs() as logs:
+        message = assert_general(await served.http.get("/server_info"), 500)
     assert "secret" not in message
-    assert "Internal error" in message
+    (entry,) = logs
+    assert entry["event"] == "internal_error"
+    assert entry["error_id"] in message
+    assert isinstance(entry["exc_info"], RuntimeError)
 
 
 async def test_a_stopped_engine_is_unhealthy_and_answers_503(served):
