@@ -60,18 +60,18 @@ void mix_block(const View& view, const Span& span, const BlockKv<T>& kv, bool fr
   }
 }
 
-// The lanes of vector j that lie in [begin, end) of the block, the others `instead`.
-TENURE_INLINE Vec keep_span(Vec s, int j, int begin, int end, Vec instead) {
-  const int from = smaller(LANES, larger(0, begin - j * LANES));
-  const int to = smaller(LANES, larger(0, end - j * LANES));
+// The lanes of vector j of the block that are seen, the others `instead`.
+TENURE_INLINE Vec keep_span(Vec s, int j, const Span& seen, Vec instead) {
+  const int from = smaller(LANES, larger(0, seen.begin - j * LANES));
+  const int to = smaller(LANES, larger(0, seen.end - j * LANES));
   return first_n(instead, first_n(s, instead, to), from);
 }
 
-// Turns one row's scores into weights relative to its running maximum, and rescales what the row
-// has summed so far when that maximum rose. Where Edge, lanes outside [begin, end) get weight 0.
+// Finishes one row's scores, and leaves in `risen` the larger of its running maximum and theirs.
+// Where Edge, lanes that are not seen count for nothing.
 template <bool Scaled, bool Capped, bool Edge>
-void weigh_row(const AttentionShape& shape, int begin, int end, bool fresh, int row,
-               const Scratch& scratch) {
+TENURE_INLINE void raise_row(const AttentionShape& shape, const Span& seen, bool fresh, int row,
+                             const Scratch& scratch) {
   float* scores = scratch.scores + row * BLOCK;
   Vec s[SUBS];
   for (int j = 0; j < SUBS; ++j) s[j] = load(scores + j * LANES);
@@ -83,14 +83,27 @@ void weigh_row(const AttentionShape& shape, int begin, int end, bool fresh, int 
     for (int j = 0; j < SUBS; ++j) s[j] = tanh(s[j]) * cap;
   }
   if constexpr (Edge) {
-    for (int j = 0; j < SUBS; ++j) s[j] = keep_span(s[j], j, begin, end, splat(NOTHING));
+    for (int j = 0; j < SUBS; ++j) s[j] = keep_span(s[j], j, seen, splat(NOTHING));
+  }
+  if constexpr (Scaled || Capped || Edge) {
+    for (int j = 0; j < SUBS; ++j) store(scores + j * LANES, s[j]);
   }
   const float before = fresh ? NOTHING : scratch.highest[row];
   const float here = max_lanes(max(max(s[0], s[1]), max(s[2], s[3])));
-  const float now = here > before ? here : before;
-  for (int j = 0; j < SUBS; ++j) s[j] = exp2(s[j] - splat(now));
+  scratch.risen[row] = here > before ? here : before;
+}
+
+// Turns one row's scores into weights relative to `risen`, and rescales what the row has summed so
+// far when that is above its running maximum.
+template <bool Scaled, bool Edge>
+TENURE_INLINE void weigh_row(const Span& seen, bool fresh, int row, const Scratch& scratch) {
+  float* scores = scratch.scores + row * BLOCK;
+  const float before = scratch.highest[row];
+  const float now = scratch.risen[row];
+  Vec s[SUBS];
+  for (int j = 0; j < SUBS; ++j) s[j] = exp2(load(scores + j * LANES) - splat(now));
   if constexpr (Edge) {
-    for (int j = 0; j < SUBS; ++j) s[j] = keep_span(s[j], j, begin, end, splat(0.0f));
+    for (int j = 0; j < SUBS; ++j) s[j] = keep_span(s[j], j, seen, splat(0.0f));
   }
   Vec lanes = (s[0] + s[1]) + (s[2] + s[3]);
   float* lanes_at = scratch.lanes + row * LANES;
@@ -110,17 +123,45 @@ void weigh_row(const AttentionShape& shape, int begin, int end, bool fresh, int 
   }
 }
 
+template <bool Scaled, bool Capped, bool Edge>
+void raise_rows(const View& view, const Span& seen, bool fresh, int begin, int end,
+                const Scratch& scratch) {
+  for (int row = begin; row < end; ++row) {
+    raise_row<Scaled, Capped, Edge>(view.call.shape, seen, fresh, row, scratch);
+  }
+}
+
+template <bool Scaled, bool Edge>
+void weigh_rows(const Span& seen, bool fresh, int begin, int end, const Scratch& scratch) {
+  for (int row = begin; row < end; ++row) weigh_row<Scaled, Edge>(seen, fresh, row, scratch);
+}
+
+// Calls f(seen, begin, end) for rows [begin, end) that see the same of the span.
+template <class F>
+TENURE_INLINE void for_rows_alike(const View& view, const Span& span, F f) {
+  for (int query = 0; query < view.tile.n_queries;) {
+    const Span seen = view.visible(span, query);
+    int next = query + 1;
+    if (seen.is_whole()) {
+      while (next < view.tile.n_queries && view.visible(span, next).is_whole()) ++next;
+    }
+    f(seen, query * view.group, next * view.group);
+    query = next;
+  }
+}
+
+// Two passes, so that no exponential waits for the maximum of its own row alone.
 template <bool Scaled, bool Capped>
 void weigh_block(const View& view, const Span& span, bool fresh, const Scratch& scratch) {
-  for (int query = 0; query < view.tile.n_queries; ++query) {
-    const int begin = larger(span.begin, view.low(query) - span.base);
-    const int end = smaller(span.end, view.high(query) - span.base);
-    const auto weigh = begin > 0 || end < BLOCK ? weigh_row<Scaled, Capped, true>
-                                                : weigh_row<Scaled, Capped, false>;
-    for (int i = 0; i < view.group; ++i) {
-      weigh(view.call.shape, begin, end, fresh, query * view.group + i, scratch);
-    }
-  }
+  for_rows_alike(view, span, [&](const Span& seen, int begin, int end) {
+    const auto raise =
+        seen.is_whole() ? raise_rows<Scaled, Capped, false> : raise_rows<Scaled, Capped, true>;
+    raise(view, seen, fresh, begin, end, scratch);
+  });
+  for_rows_alike(view, span, [&](const Span& seen, int begin, int end) {
+    const auto weigh = seen.is_whole() ? weigh_rows<Scaled, false> : weigh_rows<Scaled, true>;
+    weigh(seen, fresh, begin, end, scratch);
+  });
 }
 
 template <class T, bool Fetch>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
 
 namespace tenure {
 namespace {
@@ -90,7 +91,7 @@ std::size_t attention_scratch_floats(int max_rows, int head_dim) {
   const std::size_t rows = round_up(max_rows, VECTOR);
   const std::size_t wide = round_up(head_dim, VECTOR);
   const std::size_t block = ATTENTION_BLOCK;
-  return rows * (3 * wide + block + VECTOR + 4) + block * (2 * wide + 2);
+  return rows * (3 * wide + block + VECTOR + 5) + block * (2 * wide + 2);
 }
 
 AttentionPlan::AttentionPlan(Isa isa, int n_threads)
@@ -106,7 +107,7 @@ void AttentionPlan::build(const BatchView& batch, const PageTable& table,
   double cost = 0.0;
   for (int row = 0; row < batch.n_rows; ++row) {
     const int n = batch.row_start[row + 1] - batch.row_start[row];
-    for (int i = 0; i < n; i += step) {
+    for (int i = (n - 1) / step * step; i >= 0 && n > 0; i -= step) {
       tiles_.push_back({table.pages + table.indptr[row], batch.row_start[row] + i,
                         batch.first_pos[row] + i, std::min(step, n - i)});
       cost += cost_of(tiles_.back(), shape) * shape.n_kv_heads;
@@ -114,16 +115,14 @@ void AttentionPlan::build(const BatchView& batch, const PageTable& table,
   }
   const double target = n_threads_ == 1 ? cost : cost / (n_threads_ * TASKS_PER_THREAD);
   for (const AttentionTile& tile : tiles_) add_tile(tile, shape, target);
-  // Large tasks first, so that the last ones to end are small. Among those of single queries, one
-  // head and part of all sequences are neighbours: branches of one prefix find its pages in cache.
-  std::stable_sort(tasks_.begin(), tasks_.end(), [&](const Task& a, const Task& b) {
-    const AttentionTask& x = a.work;
-    const AttentionTask& y = b.work;
-    const bool one = x.tile.n_queries == 1 && y.tile.n_queries == 1;
-    if (!one && x.tile.n_queries != y.tile.n_queries) return x.tile.n_queries > y.tile.n_queries;
-    if (!one) return x.part_end - x.part_begin > y.part_end - y.part_begin;
-    if (x.kv_head != y.kv_head) return x.kv_head < y.kv_head;
-    return x.part_begin < y.part_begin;
+  // One head's tasks are neighbours, so that they find its pages in cache: tiles of a prefill, and
+  // single queries of branches that share a prefix. Small tasks come last, to end together.
+  std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) {
+    const auto key = [](const AttentionTask& task) {
+      const bool single = task.tile.n_queries == 1;
+      return std::make_tuple(single, task.kv_head, single ? task.part_begin : 0);
+    };
+    return key(a.work) < key(b.work);
   });
   cut_chunks(shape);
   reserve(shape);

@@ -19,6 +19,7 @@ struct Scratch {
     sum = take(at, rows * v_stride);
     lanes = take(at, rows * LANES);
     highest = take(at, padded_rows);
+    risen = take(at, padded_rows);
     total = take(at, padded_rows);
     all_sum = take(at, rows * v_stride);
     all_highest = take(at, padded_rows);
@@ -41,6 +42,7 @@ struct Scratch {
   float* sum;          // [rows][v_stride] of one part: weighted sum of V
   float* lanes;        // [rows][LANES] of one part: sum of weights, by lane
   float* highest;      // [rows] of one part: the maximum that weights are relative to
+  float* risen;        // [rows] the maximum once the current block is in
   float* total;        // [rows] of one part: sum of weights
   float* all_sum;      // the same of all parts so far
   float* all_highest;
@@ -49,6 +51,16 @@ struct Scratch {
   float* v_tile;       // [BLOCK][v_stride] one block of V, widened
   float* k_scale;      // [BLOCK] i8 only
   float* v_scale;
+};
+
+// Positions [begin, end) of the block that starts at `base`, relative to it.
+struct Span {
+  int base;
+  int begin;
+  int end;
+  int first_sub() const { return begin / LANES; }
+  int last_sub() const { return (end + LANES - 1) / LANES; }
+  bool is_whole() const { return begin <= 0 && end >= BLOCK; }
 };
 
 // What a tile is and sees. Row i is query i / group; query i sees [low(i), high(i)).
@@ -63,6 +75,11 @@ struct View {
   int low(int query) const {
     return call.shape.window > 0 ? larger(0, high(query) - call.shape.window) : 0;
   }
+  // Of the positions of `span`, those that a query sees; may be empty.
+  Span visible(const Span& span, int query) const {
+    return {span.base, larger(span.begin, low(query) - span.base),
+            smaller(span.end, high(query) - span.base)};
+  }
   int begin() const { return low(0); }
   int end() const { return high(tile.n_queries - 1); }
   int head(int row) const { return kv_head * group + row % group; }
@@ -75,15 +92,6 @@ struct View {
   int kv_head;
   int group;
   int rows;
-};
-
-// Positions [begin, end) of the block that starts at `base`, relative to it.
-struct Span {
-  int base;
-  int begin;
-  int end;
-  int first_sub() const { return begin / LANES; }
-  int last_sub() const { return (end + LANES - 1) / LANES; }
 };
 
 // Where a block's K and V are, by vector of positions, and those of the block to fetch meanwhile.
