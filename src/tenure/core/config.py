@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from tenure.core.errors import ConfigError
 
@@ -15,6 +16,29 @@ class QueueOrder(Enum):
 
     FCFS = "fcfs"
     PRIORITY = "priority"
+
+
+class JournalSync(Enum):
+    """How hard a commit of the journal pushes.
+
+    A finished turn survives a crash of the process with either; FULL waits for the disk at every
+    commit, so that it survives a loss of power as well.
+    """
+
+    NORMAL = "normal"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSettings:
+    """Where sessions are kept so that they survive a restart; `state_dir` None is the user's own.
+
+    `required` False lets the engine go on without durability when the disk fails while it runs.
+    """
+
+    state_dir: Path | None = None
+    sync: JournalSync = JournalSync.NORMAL
+    required: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +72,7 @@ class EngineSettings:
     """What a user chooses when starting an engine; None means: decide from model and machine.
 
     `model` is a GGUF file, a folder in Hugging Face format, a hub id, or None: the default model.
-    Construction raises ConfigError.
+    `journal` None keeps sessions in memory only. Construction raises ConfigError.
     """
 
     model: str | None = None
@@ -65,6 +89,7 @@ class EngineSettings:
     kv_dtype: str = "auto"
     threads: int = 0
     seed: int | None = None
+    journal: JournalSettings | None = None
 
     def __post_init__(self) -> None:
         if self.page_size not in PAGE_SIZES:

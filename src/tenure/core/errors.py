@@ -16,7 +16,8 @@
     |   |-- TurnUnfinished        an append to a turn that still runs
     |   `-- DuplicateTurn         a turn id that is already in use
     |-- Overloaded                try again later; carries `retry_after_s`
-    |   `-- QueueFull
+    |   |-- QueueFull
+    |   `-- JournalFailed         the disk does not take what has to survive a restart
     |-- NoRoom                    a pool is short of pages; the engine makes room or waits
     |-- LeaseMoved                our mistake: a verb on a lease that was moved or released
     |-- TurnFailed                an exception inside one turn
@@ -212,6 +213,16 @@ class QueueFull(Overloaded):
         )
         self.n_waiting = n_waiting
         self.limit = limit
+
+
+class JournalFailed(Overloaded):
+    """What must survive a restart could not be written; the session stays where it was."""
+
+    code = "journal_failed"
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(f"Could not be made durable, so it was undone: {reason}", retry_after_s)
+        self.reason = reason
 
 
 class NoRoom(TenureError):

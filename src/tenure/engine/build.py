@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import ExitStack
 from pathlib import Path
 
 from tenure.backend.base import BackendSettings, Executor, Progress
@@ -19,6 +20,8 @@ from tenure.model.load import Checkpoint, load_checkpoint
 from tenure.runner.memory import free_memory_bytes
 from tenure.runner.runner import Runner
 from tenure.runner.sizing import KvWish, size_kv
+from tenure.session.journal import Journal, NoJournal
+from tenure.store.journal import open_journal
 
 STEP_TOKENS = 256
 """Tokens of a step: enough for the kernels to reach full speed on prefill, few enough that the
@@ -44,6 +47,24 @@ def start_engine(settings: EngineSettings, progress: Progress = quiet) -> LocalC
 def build(settings: EngineSettings, progress: Progress = quiet) -> Wiring:
     """Everything that `start_engine` starts, not running yet."""
     checkpoint = load_checkpoint(_where(settings.model, progress), progress=progress)
+    text = load_text(checkpoint)
+    model = _model_info(settings, checkpoint, text)
+    # Before the weights are prepared: a folder that cannot be used is told at once.
+    journal = NoJournal() if settings.journal is None else open_journal(settings.journal, model)
+    with ExitStack() as undo:
+        undo.callback(journal.close)
+        wiring = _wiring(settings, checkpoint, (text, model, journal), progress)
+        undo.pop_all()
+    return wiring
+
+
+def _wiring(
+    settings: EngineSettings,
+    checkpoint: Checkpoint,
+    known: tuple[Text, ModelInfo, Journal],
+    progress: Progress,
+) -> Wiring:
+    text, model, journal = known
     executor = find_backend(settings.backend).load(
         checkpoint.spec,
         checkpoint.weights,
@@ -53,17 +74,17 @@ def build(settings: EngineSettings, progress: Progress = quiet) -> Wiring:
     step_tokens = STEP_TOKENS if settings.step_tokens is None else settings.step_tokens
     config = _config(settings, step_tokens)
     kv = _kv_spec(executor, checkpoint, config, settings)
-    text = load_text(checkpoint)
     return Wiring(
         runner=Runner(executor, kv),
         kv=kv,
         config=config,
-        model=_model_info(settings, checkpoint, text),
+        model=model,
         text=text,
         eos_ids=frozenset(checkpoint.eos_token_ids) | text.tokenizer.eos_ids,
         backend=executor.describe(),
         page_bytes=executor.kv_bytes_per_page(kv.page_size),
         clock=MonotonicClock(),
+        journal=journal,
     )
 
 

@@ -3,40 +3,43 @@
     submit   a turn enters, and takes its session's lease with it
     step     plan -> execute -> apply -> settle
     settle   a turn leaves, and its lease goes back to its session, or to the prefix tree
+    commit   a session's turn is done, and its end is told, once the journal has it
 
 Every way for a turn to end (stop, length, abort, disconnect, replace, failure) passes `_settle`.
+`journal.settle`, called by whoever drives the engine, is what lets commits go through.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tenure.core.clock import Clock
-from tenure.core.errors import ContextTooLong, DuplicateTurn, EmptyContext, UserError
+from tenure.core.errors import DuplicateTurn, JournalFailed, UserError
 from tenure.core.events import (
     Aborted,
     Event,
     Finish,
     SessionClosed,
     StepDone,
-    Timings,
-    TurnFinished,
     TurnTokens,
-    Usage,
 )
 from tenure.core.info import ContextInfo
 from tenure.core.params import SamplingParams
 from tenure.core.plan import Plan, Result, RowResult, StepRunner
 from tenure.core.tokens import TokenLog, Tokens
 from tenure.core.turns import ContextQuery, OnAbort, OpenSession, TurnRequest
+from tenure.engine.commits import Commits, EndedTurn
+from tenure.engine.limits import EngineLimits
+from tenure.engine.outcome import finished, usage
 from tenure.engine.tally import Tally
 from tenure.kv.lease import Lease
 from tenure.kv.manager import KvCache
 from tenure.sched.request import Request, RequestSpec, StopWatch
 from tenure.sched.scheduler import Progress, Scheduler
 from tenure.session.branch import ForkRunning, Fresh, KvStart, Moved
+from tenure.session.journal import Done, Journal, ignore
 from tenure.session.session import Assembly, Session
 from tenure.session.store import SessionStore
 
@@ -44,20 +47,6 @@ Emit = Callable[[Event], None]
 MakeWatch = Callable[[SamplingParams], StopWatch | None]
 
 USER_ABORT = Aborted("The turn was aborted by its caller.")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What the model and the pool allow, and what the tokenizer says about ids.
-
-    `max_len` bounds prompt + output of one turn, in tokens.
-    """
-
-    max_len: int
-    n_vocab: int
-    bos_id: int | None
-    eos_ids: frozenset[int]
-    seed: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +65,7 @@ class EngineParts:
     kv: KvCache
     scheduler: Scheduler
     sessions: SessionStore
+    journal: Journal
     runner: StepRunner
     make_watch: MakeWatch
     tally: Tally
@@ -85,13 +75,16 @@ class Engine:
     """Owns every turn in flight. Not thread-safe: one thread calls all verbs.
 
     Invariant: a turn is in `_live` exactly from `submit` to `_settle`, and during that time its
-    request is in the scheduler.
+    request is in the scheduler. A session's turn that ends with something to keep is in `_commits`
+    after that, until the journal has it.
     """
 
     def __init__(self, parts: EngineParts, limits: EngineLimits, clock: Clock, emit: Emit) -> None:
         self._kv = parts.kv
         self._scheduler = parts.scheduler
         self.sessions = parts.sessions
+        self.journal = parts.journal
+        self._commits = Commits(parts.journal, parts.sessions, clock, emit)
         self._runner = parts.runner
         self._make_watch = parts.make_watch
         self._limits = limits
@@ -105,9 +98,24 @@ class Engine:
 
     # -- sessions
 
-    def open(self, command: OpenSession) -> str:
-        """Raises SessionExists or Overloaded."""
-        return self.sessions.open(command).id
+    def open(self, command: OpenSession, done: Done = ignore) -> str:
+        """Open a session; `done` learns whether it would survive a restart, and if not, it is gone.
+
+        Raises SessionExists or Overloaded.
+        """
+        self.journal.check()
+        session = self.sessions.open(command)
+        self.journal.write(self.sessions.record(session), partial(self._opened, session, done))
+        return session.id
+
+    def _opened(self, session: Session, done: Done, error: JournalFailed | None) -> None:
+        if error is not None:
+            failed = Aborted(error.message, 503, error.code)
+            for turn in session.running:
+                if turn in self._live:
+                    self._settle(self._live[turn], failed, OnAbort.ROLLBACK)
+            self.sessions.discard(session)
+        done(error)
 
     def close(self, session_id: str) -> SessionClosed | None:
         """Close a session and drop its tags; None while a turn of it still runs.
@@ -132,7 +140,7 @@ class Engine:
     def _submit(self, turn: TurnRequest) -> None:
         if turn.id in self._live:
             raise DuplicateTurn(turn.id)
-        self._check_ids(turn.tokens)
+        self._limits.check_ids(turn.tokens)
         watch = self._make_watch(turn.params)
         if turn.session is None:
             self._check_room(len(turn.tokens))
@@ -140,6 +148,9 @@ class Engine:
             self._enqueue(spec, None, None)
             return
         session = self.sessions.get(turn.session.id)
+        self.journal.check()
+        if turn.session.replace:
+            self._wait_for_disk(session)
         assembly = session.assemble(
             turn.session, turn.id, turn.tokens, self._limits.bos_id, self._output_so_far
         )
@@ -147,10 +158,10 @@ class Engine:
         spec = self._spec(turn, assembly.prompt, assembly.n_inherited, watch)
         self._make_way(session, assembly)
         start = self.sessions.register(session, assembly)
-        self._enqueue(spec, session, self._start_lease(start))
+        self._enqueue(spec, session, self._start_lease(session, start))
 
     def _check_room(self, n_prompt: int) -> None:
-        self._check_length(n_prompt)
+        self._limits.check_length(n_prompt)
         self._scheduler.check_room_in_queue()
 
     def _spec(
@@ -164,7 +175,7 @@ class Engine:
             prompt=prompt,
             n_inherited=n_inherited,
             max_len=self._limits.max_len,
-            seed=self._seed(turn),
+            seed=self._limits.seed_of(turn),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self._limits.eos_ids,
             watch=watch,
             arrival_s=self._clock.now(),
@@ -186,45 +197,31 @@ class Engine:
             if victim in self._live:
                 self._settle(self._live[victim], replaced, OnAbort.ROLLBACK)
             else:
-                session.remove(victim)
+                self.sessions.remove(session, victim)
         if assembly.commits is not None:
             self._settle(self._live[assembly.commits], replaced, OnAbort.COMMIT)
+            self._wait_for_disk(session)
+            if assembly.commits not in session.turns:
+                raise JournalFailed("the turn to be replaced could not be kept", 1.0)
 
-    def _start_lease(self, start: KvStart) -> Lease | None:
+    def _wait_for_disk(self, session: Session) -> None:
+        """A replace needs to know which turns there are, so it alone waits for the journal."""
+        if not self._commits.settled(session):
+            raise JournalFailed("the disk does not answer", 1.0)
+
+    def _start_lease(self, session: Session, start: KvStart) -> Lease | None:
         match start:
             case Fresh():
                 return None
             case Moved(lease):
                 return lease
+            case ForkRunning(turn, at) if (session.generation, turn) in self._commits:
+                return self._commits.fork(session, turn, at)
             case ForkRunning(turn, at):
                 return self._scheduler.fork(self._live[turn].request, at)
 
-    def _check_ids(self, ids: Tokens) -> None:
-        if len(ids) and (min(ids) < 0 or max(ids) >= self._limits.n_vocab):
-            bad = next(token for token in ids if not 0 <= token < self._limits.n_vocab)
-            raise UserError(
-                f"input_ids must be in [0, {self._limits.n_vocab}), the vocabulary; got {bad}"
-            )
-
-    def _check_length(self, n_prompt: int) -> None:
-        if not n_prompt:
-            raise EmptyContext("input_ids must hold at least one token")
-        if n_prompt >= self._limits.max_len:
-            raise ContextTooLong(
-                n_prompt,
-                self._limits.max_len - 1,
-                "the model's context and the KV pool allow no more, and one token must be left "
-                "for the answer",
-            )
-
     def _output_so_far(self, turn_id: str) -> Tokens:
         return self._live[turn_id].request.output[:]
-
-    def _seed(self, turn: TurnRequest) -> int:
-        if turn.params.seed is not None:
-            return turn.params.seed
-        text = f"{self._limits.seed}/{turn.id}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
     # -- a step
 
@@ -267,7 +264,7 @@ class Engine:
         turn_id = request.spec.turn.id
         if progress.choices:
             first = len(request.output) == len(progress.choices)
-            self._emit(TurnTokens(turn_id, progress.choices, _usage(request) if first else None))
+            self._emit(TurnTokens(turn_id, progress.choices, usage(request) if first else None))
         if progress.finish is not None:
             self._settle(self._live[turn_id], progress.finish, request.spec.turn.on_abort)
 
@@ -289,23 +286,25 @@ class Engine:
 
     def _settle(self, live: _Live, finish: Finish, on_abort: OnAbort) -> None:
         request = live.request
-        turn_id = request.spec.turn.id
-        del self._live[turn_id]
+        del self._live[request.spec.turn.id]
         lease = self._scheduler.remove(request)
+        session_id = None if live.session is None else live.session.id
+        event = finished(request, session_id, finish, self._clock.now())
         match finish:
             case Aborted() if on_abort is OnAbort.ROLLBACK:
                 self._roll_back(live, lease)
+                self._emit(event)
+            case _ if live.session is not None:
+                if lease is not None:
+                    lease.publish(request, lease.committed)
+                self._commits.add(EndedTurn(live.session, request, lease, event))
             case _:
-                self._commit(live, lease)
-        self._emit(self._finished(live, finish))
+                self._keep_cached(live, lease)
+                self._emit(event)
 
-    def _commit(self, live: _Live, lease: Lease | None) -> None:
-        request = live.request
+    def _keep_cached(self, live: _Live, lease: Lease | None) -> None:
         if lease is not None:
-            lease.publish(request, lease.committed)
-        if live.session is not None:
-            self.sessions.finish(live.session, request.spec.turn.id, request.output, lease)
-        elif lease is not None:
+            lease.publish(live.request, lease.committed)
             if live.tag is not None:
                 self._kv.tags.attach(*live.tag, lease)
             lease.release()
@@ -318,30 +317,15 @@ class Engine:
             lease.publish(request, min(lease.committed, request.n_prompt))
             lease.release()
 
-    def _finished(self, live: _Live, finish: Finish) -> TurnFinished:
-        request = live.request
-        spec = request.spec
-        now = self._clock.now()
-        first = request.first_token_s
-        return TurnFinished(
-            turn=spec.turn.id,
-            session=None if live.session is None else live.session.id,
-            finish=finish,
-            prompt=spec.prompt.all() if spec.turn.echo_prompt else None,
-            usage=_usage(request),
-            timings=Timings(
-                queued_s=(request.started_s or now) - spec.arrival_s,
-                first_token_s=None if first is None else first - spec.arrival_s,
-                total_s=now - spec.arrival_s,
-            ),
-            input_scores=tuple(request.scores),
-        )
-
     # -- reclaiming
 
     def _demote(self) -> bool:
         """The rungs of the reclaim ladder between tree eviction and preemption."""
-        if self.sessions.demote_coldest() or self._scheduler.demote_waiting():
+        if (
+            self.sessions.demote_coldest()
+            or self._commits.demote()
+            or self._scheduler.demote_waiting()
+        ):
             self.n_demotions += 1
             return True
         return False
@@ -375,16 +359,3 @@ class Engine:
     @property
     def n_live(self) -> int:
         return len(self._live)
-
-
-def _usage(request: Request) -> Usage:
-    n_cached = request.n_cached or 0
-    n_inherited = request.spec.n_inherited
-    return Usage(
-        n_prompt=request.n_prompt,
-        n_completion=len(request.output),
-        n_cached=n_cached,
-        n_new=request.n_prompt - n_inherited,
-        n_recomputed=max(0, n_inherited - n_cached),
-        n_preempted=request.n_preempted,
-    )

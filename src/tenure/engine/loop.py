@@ -11,8 +11,9 @@ from typing import TypeAlias
 import structlog
 
 from tenure.core.clock import Clock
-from tenure.core.errors import EngineStopped, TenureError
+from tenure.core.errors import EngineStopped, JournalFailed, TenureError
 from tenure.core.events import Aborted, Event, SessionClosed, TurnFinished, TurnTokens
+from tenure.core.turns import OpenSession
 from tenure.engine.engine import Engine
 from tenure.engine.messages import (
     Abort,
@@ -31,11 +32,19 @@ from tenure.engine.report import Reporter
 
 log = structlog.get_logger(__name__)
 
+COMMIT_WAIT_S = 0.002
+"""How long a step waits for the journal, which takes a tenth of that. Going on at once would cost
+more: the writer would fight for the interpreter lock, and a turn's end would wait for a step.
+"""
+
 AUDIT_AFTER_S = 0.5
 """How long the engine has been idle when it audits its pages; a new turn never waits for it."""
 
 Answer = Callable[[object], None]
 """Called from the engine's thread with the result, or with the TenureError that refused it."""
+
+DRAIN_S = 4.0
+"""How long a stop waits for the journal."""
 
 STOPPED = Aborted("The engine was stopped.", 503, "engine_stopped")
 BROKEN = Aborted("The engine failed inside this step; the turn may be retried.", 500, "turn_failed")
@@ -47,6 +56,11 @@ class Envelope:
 
     message: Message
     answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Wake:
+    """The journal has decided something; the answer to it is in `settle`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,13 +88,14 @@ class EngineLoop:
         self._outbox = parts.outbox
         self._clock = clock
         self._deliver = deliver
-        self._inbox: queue.SimpleQueue[Envelope] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Envelope | _Wake] = queue.SimpleQueue()
         self._closing: dict[str, list[Answer]] = {}
         self._stopping = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="tenure-engine", daemon=True)
 
     def start(self) -> None:
+        self._engine.journal.start(lambda: self._inbox.put(_Wake()))
         self._thread.start()
 
     @property
@@ -104,8 +119,9 @@ class EngineLoop:
         worked = True
         while not self._stopping:
             self._take_messages(wait=not worked)
+            self._tell()
             worked = self._step()
-            self._flush_events()
+            self._tell()
         self._drain()
 
     def _step(self) -> bool:
@@ -117,27 +133,31 @@ class EngineLoop:
             return True
 
     def _take_messages(self, *, wait: bool) -> None:
-        envelope = self._wait() if wait else self._next()
-        while envelope is not None:
-            self._handle(envelope)
-            envelope = None if self._stopping else self._next()
+        item = self._wait() if wait else self._next()
+        while item is not None:
+            match item:
+                case Envelope():
+                    self._handle(item)
+                case _Wake():
+                    pass
+            item = None if self._stopping else self._next()
 
-    def _wait(self) -> Envelope | None:
+    def _wait(self) -> Envelope | _Wake | None:
         """Sleep until a message comes or a session may expire; audit the pages on the way."""
-        envelope = self._get(AUDIT_AFTER_S)
-        if envelope is not None:
-            return envelope
+        item = self._get(AUDIT_AFTER_S)
+        if item is not None:
+            return item
         self._reporter.audit()
         deadline = self._engine.sessions.next_deadline()
         return self._get(None if deadline is None else max(0.0, deadline - self._clock.now()))
 
-    def _get(self, timeout_s: float | None) -> Envelope | None:
+    def _get(self, timeout_s: float | None) -> Envelope | _Wake | None:
         try:
             return self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
-    def _next(self) -> Envelope | None:
+    def _next(self) -> Envelope | _Wake | None:
         try:
             return self._inbox.get_nowait()
         except queue.Empty:
@@ -156,7 +176,7 @@ class EngineLoop:
         engine, answer = self._engine, envelope.answer
         match envelope.message:
             case Open(command):
-                answer(engine.open(command))
+                self._open(command, answer)
             case Close(session):
                 self._close(session, answer)
             case Submit(turn):
@@ -177,18 +197,35 @@ class EngineLoop:
             case Stop():
                 self._stop(answer)
 
+    def _open(self, command: OpenSession, answer: Answer) -> None:
+        def durable(error: JournalFailed | None) -> None:
+            answer(command.id if error is None else error)
+
+        self._engine.open(command, durable)
+
     def _close(self, session: str, answer: Answer) -> None:
         closed = self._engine.close(session)
         if closed is None:
             self._closing.setdefault(session, []).append(answer)
         else:
-            answer(closed)
+            self._answer_close(answer, closed)
+
+    def _answer_close(self, answer: Answer, closed: SessionClosed) -> None:
+        """Once it is durable; a close that the disk does not take now is owed, and holds too."""
+        self._engine.journal.after(lambda _: answer(closed))
 
     def _stop(self, answer: Answer) -> None:
         with self._lock:
             self._stopping = True
         self._engine.abort_all(STOPPED)
         answer(None)
+
+    def _tell(self) -> None:
+        """Tokens go out at once, the ends of turns when they are durable."""
+        posted = self._engine.journal.post()
+        self._flush_events()
+        self._engine.journal.settle(COMMIT_WAIT_S if posted else 0.0)
+        self._flush_events()
 
     def _flush_events(self) -> None:
         events = self._outbox[:]
@@ -198,7 +235,7 @@ class EngineLoop:
             match event:
                 case SessionClosed(session=session):
                     for answer in self._closing.pop(session, []):
-                        answer(event)
+                        self._answer_close(answer, event)
                 case TurnTokens() | TurnFinished():
                     outward.append(event)
                 case _:
@@ -207,11 +244,19 @@ class EngineLoop:
             self._deliver(outward)
 
     def _drain(self) -> None:
-        """Answer what is still in the inbox, and every close that waits for a turn."""
+        """Make durable what ended, and answer whoever still waits."""
+        self._flush_events()
+        self._engine.journal.settle(DRAIN_S)
+        self._flush_events()
+        self._engine.journal.close()
         self._flush_events()
         stopped = EngineStopped("the engine has stopped")
-        while (envelope := self._next()) is not None:
-            envelope.answer(stopped)
+        while (item := self._next()) is not None:
+            match item:
+                case Envelope(answer=answer):
+                    answer(stopped)
+                case _Wake():
+                    pass
         for answers in self._closing.values():
             for answer in answers:
                 answer(stopped)

@@ -70,6 +70,7 @@ class Reporter:
             n_sessions=len(sessions),
             n_streaming_sessions=sum(session.streaming for session in sessions),
             held_tokens=sum(session.n_held_tokens() for session in sessions),
+            journal=parts.engine.journal.info(),
         )
 
     def _groups(self) -> tuple[GroupInfo, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tenure.core.clock import Clock
 from tenure.core.config import EngineConfig
@@ -11,7 +11,8 @@ from tenure.core.events import Event
 from tenure.core.info import ModelInfo
 from tenure.core.params import SamplingParams
 from tenure.core.plan import StepRunner
-from tenure.engine.engine import Engine, EngineLimits, EngineParts
+from tenure.engine.engine import Engine, EngineParts
+from tenure.engine.limits import EngineLimits
 from tenure.engine.local import LocalClient
 from tenure.engine.loop import EngineLoop, LoopParts
 from tenure.engine.report import Reporter, ReportParts
@@ -22,12 +23,16 @@ from tenure.kv.manager import KvCache
 from tenure.kv.spec import KvSpec
 from tenure.sched.request import StopWatch
 from tenure.sched.scheduler import Scheduler
+from tenure.session.journal import Journal, NoJournal
 from tenure.session.store import SessionStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
-    """Everything that an engine is made of. `eos_ids` are those of checkpoint and tokenizer."""
+    """Everything that an engine is made of. `eos_ids` are those of checkpoint and tokenizer.
+
+    The engine owns `journal` from when it is assembled.
+    """
 
     runner: StepRunner
     kv: KvSpec
@@ -38,6 +43,7 @@ class Wiring:
     backend: dict[str, str | int | float]
     page_bytes: tuple[int, ...]
     clock: Clock
+    journal: Journal = field(default_factory=NoJournal)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +57,7 @@ class Assembled:
 
 
 def assemble(wiring: Wiring, emit: Callable[[Event], None]) -> Assembled:
-    """An engine that its caller steps; every event goes to `emit`."""
+    """An engine that its caller steps, with the sessions of its journal; events go to `emit`."""
     kv = KvCache(wiring.kv)
     scheduler = Scheduler(kv, wiring.config, wiring.clock)
     max_len = min(wiring.model.context_len, kv.capacity_tokens())
@@ -72,8 +78,10 @@ def assemble(wiring: Wiring, emit: Callable[[Event], None]) -> Assembled:
         tally.see(event)
         emit(event)
 
-    sessions = SessionStore(wiring.clock, wiring.config.max_sessions, tell)
-    parts = EngineParts(kv, scheduler, sessions, wiring.runner, watch, tally)
+    journal = wiring.journal
+    sessions = SessionStore(wiring.clock, wiring.config.max_sessions, tell, journal)
+    sessions.restore()
+    parts = EngineParts(kv, scheduler, sessions, journal, wiring.runner, watch, tally)
     engine = Engine(parts, limits, wiring.clock, tell)
     reporter = Reporter(
         ReportParts(

@@ -35,6 +35,7 @@ from tenure.session.branch import (
     Moved,
 )
 from tenure.session.idle import IdleLru
+from tenure.session.journal import TurnRecord
 from tenure.session.turns import DoneTurn, RunningTurn, Turn, TurnTree
 
 OutputSoFar = Callable[[str], Tokens]
@@ -241,6 +242,23 @@ class Session:
         self._running.remove(turn_id)
         self.turns.finish(turn_id, output)
         self._hold(turn_id, lease)
+        self._advance(turn_id)
+
+    def restore(self, record: TurnRecord) -> None:
+        """Take in a done turn that a journal kept; its parent is here, and it comes back cold."""
+        parent = self._tip if self.streaming else record.parent
+        history = EMPTY if parent is None else _log(self.turns.get(parent))
+        prompt = history.prefix(record.n_inherited).append(record.new)
+        self.turns.add(DoneTurn(record.id, parent, prompt, prompt.append(record.output)))
+        self._kv[record.id] = COLD
+        self._advance(record.id)
+
+    def point_to(self, tip: str | None) -> None:
+        """Name the turn that finished last, where a replace has removed later ones."""
+        assert tip is None or tip in self.turns
+        self._tip = tip
+
+    def _advance(self, turn_id: str) -> None:
         if self.streaming and self._tip is not None:
             self._forget_before(turn_id, self._tip)
         self._tip = turn_id

@@ -1,7 +1,8 @@
 """Every open session: open, close, expiry, and who is demoted first.
 
 Time comes from a clock that is passed in. A session's idle time counts from its opening and from
-the end of each turn; while a turn runs, nothing expires.
+the end of each turn; while a turn runs, nothing expires. The journal learns what a restart must
+know of this, in wall-clock time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ from tenure.core.turns import OpenSession
 from tenure.kv.lease import Lease
 from tenure.session.branch import KvStart
 from tenure.session.idle import IdleLru
+from tenure.session.journal import (
+    Journal,
+    SessionGone,
+    SessionRecord,
+    SessionSeen,
+    TurnGone,
+    TurnRecord,
+)
 from tenure.session.session import Assembly, Session
 
 EXPIRED_REMEMBERED = 65_536
@@ -33,11 +42,12 @@ class SessionStore:
     in flight; an idle session with a timeout has its deadline in `_deadlines`.
     """
 
-    def __init__(self, clock: Clock, max_sessions: int, emit: Emit) -> None:
+    def __init__(self, clock: Clock, max_sessions: int, emit: Emit, journal: Journal) -> None:
         self._clock = clock
         self._max_sessions = max_sessions
         self._emit = emit
-        self._generations = count(1)
+        self._journal = journal
+        self._generations = count(journal.next_generation)
         self._by_id: dict[str, Session] = {}
         self._by_generation: dict[int, Session] = {}
         self._deadline: dict[int, float] = {}
@@ -69,11 +79,58 @@ class SessionStore:
             )
         session = Session(command, next(self._generations), self.idle)
         self._expired.pop(command.id, None)
-        self._by_id[session.id] = session
-        self._by_generation[session.generation] = session
+        self._add(session)
         self._set_deadline(session)
         self._emit(SessionOpened(session.id, session.generation))
         return session
+
+    def _add(self, session: Session) -> None:
+        self._by_id[session.id] = session
+        self._by_generation[session.generation] = session
+
+    def record(self, session: Session) -> SessionRecord:
+        """A session that was opened just now, for the journal."""
+        now = self._clock.wall()
+        return SessionRecord(
+            generation=session.generation,
+            id=session.id,
+            streaming=session.streaming,
+            timeout_s=session.timeout_s,
+            capacity=session.capacity,
+            opened_at=now,
+            active_at=now,
+        )
+
+    def restore(self) -> None:
+        """Bring back, cold, what the journal holds; once, at start.
+
+        Time that went by meanwhile counts as idle, unless a turn was running. Raises ConfigError.
+        """
+        opened: list[SessionRecord] = []
+        for record in self._journal.restore():
+            match record:
+                case SessionRecord():
+                    command = OpenSession(
+                        record.id, record.streaming, record.timeout_s, record.capacity
+                    )
+                    self._add(Session(command, record.generation, self.idle))
+                    opened.append(record)
+                case TurnRecord():
+                    self._by_generation[record.generation].restore(record)
+        for record in opened:
+            self._resume(record)
+        self.expire()
+
+    def _resume(self, record: SessionRecord) -> None:
+        session = self._by_generation[record.generation]
+        session.point_to(record.tip)
+        if record.closing:
+            self._drop(session, "closed")
+        elif record.running:
+            self._set_deadline(session)
+            self._tell_journal(session)
+        else:
+            self._set_deadline(session, max(0.0, self._clock.wall() - record.active_at))
 
     def get(self, session_id: str) -> Session:
         """Raises SessionExpired where the idle time ran out, else SessionNotFound."""
@@ -91,8 +148,17 @@ class SessionStore:
         session = self.get(session_id)
         if session.n_running:
             session.closing = True
+            self._journal.write(
+                SessionSeen(session.generation, self._clock.wall(), running=True, closing=True)
+            )
             return None
         return self._drop(session, "closed")
+
+    def discard(self, session: Session) -> None:
+        """Close a session, unless it is closed: now, or when its running turns have ended."""
+        session.closing = True
+        if not session.n_running and session.generation in self._by_generation:
+            self._drop(session, "closed")
 
     def expire(self) -> None:
         """Close every session whose deadline has passed."""
@@ -124,7 +190,9 @@ class SessionStore:
     def register(self, session: Session, assembly: Assembly) -> KvStart:
         """Begin a turn: from now on, and until it ends, the session does not expire."""
         self._deadline.pop(session.generation, None)
-        return session.register(assembly)
+        start = session.register(assembly)
+        self._tell_journal(session)
+        return start
 
     def finish(self, session: Session, turn_id: str, output: Tokens, lease: Lease | None) -> None:
         """A turn is done and stays in the tree."""
@@ -134,7 +202,13 @@ class SessionStore:
     def roll_back(self, session: Session, turn_id: str, lease: Lease | None) -> None:
         """A turn ended and leaves no trace."""
         session.roll_back(turn_id, lease)
+        self._tell_journal(session)
         self._turn_ended(session)
+
+    def remove(self, session: Session, turn_id: str) -> None:
+        """A replace removes a done turn without children."""
+        session.remove(turn_id)
+        self._journal.write(TurnGone(session.generation, turn_id, session.tip))
 
     def demote_coldest(self) -> bool:
         """Give up the coldest idle lease; False when no session holds one."""
@@ -155,10 +229,16 @@ class SessionStore:
         else:
             self._set_deadline(session)
 
-    def _set_deadline(self, session: Session) -> None:
+    def _tell_journal(self, session: Session) -> None:
+        """Note that a session with an idle limit is, or was just now, active."""
+        if session.timeout_s is not None and not session.closing:
+            running = session.n_running > 0
+            self._journal.write(SessionSeen(session.generation, self._clock.wall(), running))
+
+    def _set_deadline(self, session: Session, idle_s: float = 0.0) -> None:
         if session.timeout_s is None:
             return
-        deadline = self._clock.now() + session.timeout_s
+        deadline = self._clock.now() + session.timeout_s - idle_s
         self._deadline[session.generation] = deadline
         heapq.heappush(self._deadlines, (deadline, session.generation))
         if len(self._deadlines) > 2 * len(self._deadline) + 64:
@@ -170,6 +250,7 @@ class SessionStore:
         del self._by_id[session.id]
         del self._by_generation[session.generation]
         self._deadline.pop(session.generation, None)
+        self._journal.write(SessionGone(session.generation))
         event = SessionClosed(session.id, session.generation, reason, freed_pages, freed_tokens)
         self._emit(event)
         return event

@@ -1,0 +1,203 @@
+"""The one thread that writes the journal: what has queued up goes into one transaction."""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard
+
+import structlog
+
+from tenure.core.errors import JournalFailed
+from tenure.session.journal import Done, Record, SessionGone, TurnGone
+from tenure.store.database import Database, explain
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+RETRY_S = 1.0
+TIDY_AFTER_COMMITS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A record on its way, and who waits for it; None: nothing to write, but to tell when."""
+
+    record: Record | None
+    done: Done
+
+
+Batch: TypeAlias = Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decided:
+    """What became of the entries of `n_batches` batches: for each its error, or None."""
+
+    n_batches: int
+    results: Sequence[tuple[Done, JournalFailed | None]]
+
+
+@dataclass(slots=True)
+class WriteCounts:
+    """Totals since start; written by the writer alone, so a reader may see them a commit late."""
+
+    n_records: int = 0
+    n_commits: int = 0
+    n_failures: int = 0
+    commit_s: float = 0.0
+
+
+class Writer:
+    """Takes batches in order, and puts what became of them on `decided`.
+
+    A commit that fails leaves the file as it was. SessionRecords and TurnRecords of it are then
+    dropped; deletions are owed, and go first in the next commit: they are at most as many as the
+    sessions and turns on disk. While commits fail, one is tried every RETRY_S.
+
+    With `required` False the first failure ends all writing, so that the file keeps the state of
+    one moment; from then on everything is decided at once, and nothing is durable.
+    """
+
+    def __init__(self, database: Database, required: bool) -> None:
+        self._database = database
+        self._required = required
+        self._inbox: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+        self._owed: list[Record] = []
+        self._untidy = 0
+        self._stopping = False
+        self._gave_up = False
+        self._thread = threading.Thread(target=self._run, name="tenure-journal", daemon=True)
+        self._wake: Callable[[], None] = _nobody
+        self.decided: queue.SimpleQueue[Decided] = queue.SimpleQueue()
+        self.counts = WriteCounts()
+        self.problem: str | None = None
+
+    # -- the engine's thread
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """`wake` is called after each entry on `decided`."""
+        self._wake = wake
+        self._thread.start()
+
+    @property
+    def started(self) -> bool:
+        return self._thread.ident is not None
+
+    def post(self, batch: Batch) -> None:
+        self._inbox.put(batch)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Write what was posted, close the file, end the thread; False where that takes longer."""
+        self._stopping = True
+        self._inbox.put(())
+        if not self.started:
+            self._run()
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- the writer's thread
+
+    def _run(self) -> None:
+        while not (self._stopping and self._inbox.empty()):
+            self.round()
+        self._database.close()
+
+    def round(self) -> None:
+        """Wait for a batch, or for the time of a retry; write it and whatever came after it."""
+        batches = self._take()
+        entries = [entry for batch in batches for entry in batch]
+        if self._gave_up:
+            errors: Sequence[JournalFailed | None] = [None] * len(entries)
+        else:
+            errors = self._write(entries)
+        if entries:
+            results = [(entry.done, error) for entry, error in zip(entries, errors, strict=True)]
+            self.decided.put(Decided(sum(map(bool, batches)), results))
+            self._wake()
+        if self._untidy >= TIDY_AFTER_COMMITS:
+            self._tidy()
+
+    def _take(self) -> list[Batch]:
+        retry = self.problem is not None and not self._gave_up
+        batches: list[Batch] = []
+        with suppress(queue.Empty):
+            batches.append(self._inbox.get(timeout=RETRY_S if retry else None))
+            while True:
+                batches.append(self._inbox.get_nowait())
+        return batches
+
+    def _write(self, entries: Sequence[Entry]) -> list[JournalFailed | None]:
+        records = [entry.record for entry in entries if entry.record is not None]
+        if not records and not self._owed and self.problem is None:
+            return [None] * len(entries)
+        began = time.perf_counter()
+        try:
+            if self.problem is not None:
+                self._database.probe()
+            reasons = self._database.commit([*self._owed, *records])
+        except Exception as error:
+            return self._failed(entries, error)
+        self._succeeded(len(reasons), time.perf_counter() - began)
+        rest = iter(reasons[len(reasons) - len(records) :])
+        return [None if entry.record is None else _refused(next(rest)) for entry in entries]
+
+    def _succeeded(self, n_records: int, seconds: float) -> None:
+        if self.problem is not None:
+            log.info("journal_writes_again", path=str(self._database.path))
+        self.problem = None
+        self._owed.clear()
+        self._untidy += 1
+        self.counts.n_records += n_records
+        self.counts.n_commits += 1
+        self.counts.commit_s += seconds
+
+    def _failed(self, entries: Sequence[Entry], error: Exception) -> list[JournalFailed | None]:
+        reason = explain(error) if isinstance(error, sqlite3.Error) else repr(error)
+        self.counts.n_failures += 1
+        if self.problem is None:
+            log.error(
+                "journal_failed",
+                path=str(self._database.path),
+                reason=reason,
+                then="turns of sessions are refused until it is writable again"
+                if self._required
+                else "going on without durability until a restart",
+            )
+        self.problem = reason
+        if not self._required:
+            self._gave_up = True
+            return [None] * len(entries)
+        self._owed += [entry.record for entry in entries if _is_deletion(entry.record)]
+        return [JournalFailed(reason, RETRY_S) for _ in entries]
+
+    def _tidy(self) -> None:
+        self._untidy = 0
+        try:
+            self._database.tidy()
+        except sqlite3.Error as error:
+            log.warning("journal_not_tidied", path=str(self._database.path), reason=explain(error))
+
+
+def _nobody() -> None:
+    """Nobody sleeps."""
+
+
+def _refused(reason: str | None) -> JournalFailed | None:
+    if reason is None:
+        return None
+    log.error("journal_refused_a_record", reason=reason)
+    return JournalFailed(reason, RETRY_S)
+
+
+def _is_deletion(record: Record | None) -> TypeGuard[TurnGone | SessionGone]:
+    match record:
+        case TurnGone() | SessionGone():
+            return True
+        case _:
+            return False
