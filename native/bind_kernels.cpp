@@ -181,6 +181,13 @@ class Kernels {
     return double(n) * probe_.flops_per_round * pool_.n_threads();
   }
 
+  // The same with 8-bit integers.
+  double multiply_add_bytes(std::int64_t n) {
+    nb::gil_scoped_release release;
+    pool_.run(pool_.n_threads(), [&](int, int) { keep_ = float(probe_.multiply_add_bytes(n)); });
+    return double(n) * probe_.byte_ops_per_round * pool_.n_threads();
+  }
+
   // Reads the array once, all threads together; bytes read.
   double read(In<float, 1> array) {
     constexpr std::size_t CHUNK = std::size_t(1) << 20;
@@ -247,6 +254,7 @@ void bind_kernels(nb::module_& m) {
       .def("rotate", &Kernels::rotate)
       .def("gate", &Kernels::gate)
       .def("softcap", &Kernels::softcap)
+      .def("multiply_add_bytes", &Kernels::multiply_add_bytes, nb::arg("n"))
       .def("multiply_add", &Kernels::multiply_add, nb::arg("n"))
       .def("read", &Kernels::read, nb::arg("array"))
       .def("choose", &Kernels::choose, nb::arg("logits"), nb::arg("specs"));
