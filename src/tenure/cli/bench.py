@@ -18,7 +18,11 @@ from tenure.core.errors import ConfigError
 
 LOAD_DEFAULTS = Load()
 
-bench = App(name="bench", help="Measure a server, or the engine's own bookkeeping.")
+bench = App(
+    name="bench",
+    help="Measure a server, or the engine's own bookkeeping.",
+    help_epilogue="Example: tenure bench serve --sessions 8",
+)
 
 
 @bench.command

@@ -54,14 +54,10 @@ def serve(engine: EngineFlags = ENGINE_DEFAULTS, server: ServerFlags = SERVER_DE
 
 def settings(engine: EngineFlags, server: ServerFlags) -> ServerSettings:
     """The server's part; what `/server_info` shows leaves the key out."""
-    shown = {**vars(engine), **vars(server)}
-    shown = {
-        key: str(value) if key in ("order", "config") else value for key, value in shown.items()
-    }
-    return ServerSettings(
-        api_key=server.api_key,
-        shown={key: value for key, value in shown.items() if key != "api_key"},
-    )
+    config = None if server.config is None else str(server.config)
+    shown = {**vars(engine), **vars(server), "order": engine.order.value, "config": config}
+    del shown["api_key"]
+    return ServerSettings(api_key=server.api_key, shown=shown)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,0 +1,61 @@
+"""Commands over a fake engine, with their output caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tenure.cli import backends
+from tenure.cli.main import main
+from tenure.model.chat_template import CHATML
+from tenure.testing.byte_vocabulary import EOS
+from tenure.testing.harness import FakeSetup, fake_client
+from tenure.testing.pseudo_model import PseudoModel
+
+
+@dataclass
+class Ran:
+    """What a command wrote, and how it ended."""
+
+    out: str
+    err: str
+    status: int
+
+
+@pytest.fixture
+def run(capfd, monkeypatch) -> Callable[..., Ran]:
+    """Runs a command line; `stdin` lines are piped in."""
+
+    def run_command(*argv: str, stdin: str = "") -> Ran:
+        lines = iter(stdin.splitlines())
+
+        def read(_prompt: str = "") -> str:
+            try:
+                return next(lines)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr("builtins.input", read)
+        try:
+            main(list(argv))
+            status = 0
+        except SystemExit as exit_:
+            status = exit_.code or 0
+        caught = capfd.readouterr()
+        return Ran(caught.out, caught.err, status)
+
+    return run_command
+
+
+@pytest.fixture
+def fake_model(monkeypatch) -> PseudoModel:
+    """`start_engine` of the commands gives an engine over this model, which knows ChatML."""
+    model = PseudoModel(n_vocab=264, eos=EOS, eos_probability=0.1)
+
+    def start(_settings, _progress):
+        return fake_client(FakeSetup(model=model, n_pages=2048, template=CHATML))
+
+    monkeypatch.setattr(backends, "start_engine", start)
+    return model

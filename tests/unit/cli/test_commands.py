@@ -1,0 +1,196 @@
+"""Flags, errors and the small commands."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from tenure.cli import serve as serve_module
+from tenure.cli.doctor import examine
+from tenure.cli.flags import EngineFlags, ServerFlags
+from tenure.cli.load import percentile
+from tenure.cli.machine import Machine, look
+from tenure.cli.serve import bind, is_loopback, settings
+from tenure.core.config import EngineSettings, QueueOrder
+from tenure.core.errors import ConfigError
+
+COMMANDS = (
+    (),
+    ("serve",),
+    ("chat",),
+    ("generate",),
+    ("doctor",),
+    ("bench",),
+    ("bench", "serve"),
+    ("bench", "bookkeeping"),
+)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What `tenure serve` was asked for; nothing is served."""
+    seen = []
+
+    def stop(settings, _report):
+        seen.append(settings)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(serve_module, "start_engine", stop)
+    return seen
+
+
+def free_port():
+    with bind("127.0.0.1", 0) as listener:
+        return str(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_has_an_example(run, command):
+    ran = run(*command, "--help")
+    assert ran.status == 0
+    assert "Example: tenure" in ran.out
+
+
+def test_the_version_is_printed(run):
+    assert run("--version").out.strip() == "0.1.0"
+
+
+def test_serve_flags_have_the_engines_defaults():
+    assert EngineFlags().settings() == EngineSettings()
+    assert (ServerFlags().host, ServerFlags().port) == ("127.0.0.1", 30000)
+
+
+def test_flags_reach_the_engine(run, asked):
+    ran = run(
+        *("serve", "--port", free_port(), "--model", "m.gguf", "--page-size", "8"),
+        *("--max-kv-tokens", "4096", "--order", "priority", "--seed", "3"),
+    )
+    assert (ran.status, ran.err.strip()) == (2, "error: far enough")
+    wanted = EngineSettings(
+        model="m.gguf", page_size=8, max_kv_tokens=4096, order=QueueOrder.PRIORITY, seed=3
+    )
+    assert asked == [wanted]
+
+
+def test_flags_win_over_variables_and_variables_over_the_file(run, asked, tmp_path, monkeypatch):
+    file = tmp_path / "tenure.toml"
+    file.write_text("page-size = 1\nmax-queue = 1\nmax_running = 1\n")
+    monkeypatch.setenv("TENURE_MAX_QUEUE", "2")
+    monkeypatch.setenv("TENURE_PAGE_SIZE", "2")
+    run("serve", "--port", free_port(), "--config", str(file), "--page-size", "4")
+    (got,) = asked
+    assert (got.page_size, got.max_queue, got.max_running) == (4, 2, 1)
+
+
+def test_a_config_file_must_exist_and_hold_known_keys(run, asked, tmp_path):
+    missing = run("serve", "--config", str(tmp_path / "none.toml"))
+    assert missing.status == 2
+    assert "no such file" in missing.err
+    file = tmp_path / "tenure.toml"
+    file.write_text("pagesize = 1\n")
+    unknown = run("serve", "--config", str(file))
+    assert unknown.status != 0
+    assert "pagesize" in unknown.out + unknown.err
+    assert asked == []
+
+
+def test_a_port_in_use_is_told_before_a_model_is_loaded(run, asked):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        ran = run("serve", "--port", str(other.getsockname()[1]))
+    assert ran.status == 2
+    assert "choose another with --port" in ran.err
+    assert asked == []
+
+
+def test_an_open_host_without_a_key_is_warned_about(run, asked):
+    warned = run("serve", "--host", "0.0.0.0", "--port", "0")
+    assert "warning: 0.0.0.0 is open to other machines" in warned.err
+    for safe in (("--host", "0.0.0.0", "--api-key", "k"), ("--host", "127.0.0.1")):
+        assert "warning" not in run("serve", "--port", "0", *safe).err
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("example.org", False),
+    ],
+)
+def test_loopback_hosts(host, loopback):
+    assert is_loopback(host) is loopback
+
+
+def test_what_server_info_shows_has_no_key():
+    shown = settings(EngineFlags(page_size=8), ServerFlags(api_key="sesame", port=1)).shown
+    assert (shown["page_size"], shown["port"], shown["order"]) == (8, 1, "fcfs")
+    assert "sesame" not in str(dict(shown))
+    assert "sesame" not in repr(settings(EngineFlags(), ServerFlags(api_key="sesame")))
+
+
+def test_generate_prints_the_text(run, fake_model):
+    ran = run("generate", "abc", "--temperature", "0", "--max-new-tokens", "4", "--json")
+    answer = json.loads(ran.out)
+    assert answer["output_ids"] == fake_model.greedy(b"abc", 4)
+    plain = run("generate", "abc", "--temperature", "0", "--max-new-tokens", "4")
+    assert plain.status == 0
+    assert plain.out.endswith("\n")
+
+
+def test_generate_can_chat(run, fake_model):
+    ran = run("generate", "hi", "--chat", "--json", "--temperature", "0", "--max-new-tokens", "1")
+    assert json.loads(ran.out)["meta_info"]["prompt_tokens"] > len("hi")
+
+
+def test_a_server_that_is_not_there_is_one_line(run):
+    ran = run("generate", "hi", "--url", f"http://127.0.0.1:{free_port()}")
+    assert ran.status == 2
+    assert "is `tenure serve` running there?" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_refused_value_is_one_line(run, fake_model):
+    ran = run("generate", "hi", "--top-p", "7")
+    assert (ran.status, ran.err.strip()) == (2, "error: top_p must be in (0, 1], got 7.0.")
+
+
+def test_doctor_prints_json(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("TENURE_CACHE", str(tmp_path))
+    findings = {f["about"]: f for f in json.loads(run("doctor", "--json").out)}
+    assert findings["tenure"]["found"] == "0.1.0"
+    assert findings["cache folder"]["found"] == str(tmp_path)
+    assert "first start fetches" in findings["model"]["found"]
+    assert run("doctor").status == 0
+
+
+def test_doctor_says_what_to_change(tmp_path):
+    small = Machine("a cpu", (), 1, 2**30)
+    advice = {f.about: f.advice for f in examine(str(tmp_path / "no.gguf"), small, 2**20)}
+    assert "two cores" in advice["cpu"]
+    assert "free memory" in advice["memory"]
+    assert "no such file" in advice["model"]
+
+
+def test_the_machine_is_read_from_the_kernel(tmp_path):
+    (tmp_path / "cpuinfo").write_text(
+        "processor : 0\nmodel name : Fast CPU\nflags : fpu avx2 avx512f\n\nprocessor : 1\n"
+    )
+    machine = look(tmp_path)
+    assert (machine.cpu, machine.isa) == ("Fast CPU", ("avx2", "avx512f"))
+    assert look(tmp_path / "nothing").isa == ()
+
+
+@pytest.mark.parametrize(
+    ("samples", "percent", "value"),
+    [([3, 1, 2], 50, 2), ([3, 1, 2], 99, 3), ([1, 2, 3, 4], 50, 2), ([5], 1, 5), ([], 50, 0)],
+)
+def test_percentile_is_the_nearest_rank(samples, percent, value):
+    assert percentile(samples, percent) == value

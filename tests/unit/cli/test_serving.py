@@ -1,0 +1,90 @@
+"""`tenure serve` as a process of its own, and clients that speak to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+SERVE = """
+import sys
+from tenure.cli import serve
+from tenure.cli.main import main
+from tenure.model.chat_template import CHATML
+from tenure.testing.harness import FakeSetup, fake_client
+serve.start_engine = lambda settings, report: fake_client(FakeSetup(template=CHATML))
+main(["serve", "--port", "0", *sys.argv[1:]])
+"""
+
+
+class Process:
+    """A served fake engine; `url` is where it said it is."""
+
+    def __init__(self, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, *flags], stderr=subprocess.PIPE, text=True, env=os.environ
+        )
+        self.greeting = ""
+        while not self.greeting.rstrip().endswith("'"):
+            line = self.process.stderr.readline()
+            assert line, self.greeting
+            self.greeting += line
+        self.url = re.search(r"http://[0-9.:]+", self.greeting).group()
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        _, self.rest = self.process.communicate()
+        return self.process.returncode
+
+
+@pytest.fixture
+def process():
+    made = []
+
+    def start(*flags):
+        made.append(Process(*flags))
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_in_order(process, number):
+    served = process()
+    assert served.stop(number) == 0
+    assert served.rest == ""
+
+
+def test_the_greeting_is_a_line_to_try(process):
+    served = process()
+    command = served.greeting[served.greeting.index("  curl") :].strip()
+    done = subprocess.run(
+        ["bash", "-c", f"{command} -s"], check=True, capture_output=True, text=True
+    )
+    assert json.loads(done.stdout)["meta_info"]["completion_tokens"] == 8
+
+
+def test_chat_and_bench_speak_to_it(process, run):
+    served = process("--api-key", "sesame")
+    assert "sesame" not in served.greeting
+    where = ("--url", served.url, "--api-key", "sesame")
+    talked = run("chat", *where, "--max-new-tokens", "4", "--temperature", "0", stdin="a\nb\n")
+    assert talked.err.count("prompt tokens cached") == 2
+    assert "0 of" not in talked.err.splitlines()[-1]
+    answer = run("generate", "x", *where, "--json", "--max-new-tokens", "4")
+    assert json.loads(answer.out)["meta_info"]["completion_tokens"] == 4
+    load = ("--sessions", "2", "--turns", "3", "--input-tokens", "8", "--output-tokens", "4")
+    report = json.loads(run("bench", "serve", *where, *load, "--json").out)
+    assert report["n_turns"] == 6
+    assert 0.4 < report["cached_share"] < 0.8
+    refused = run("generate", "x", "--url", served.url)
+    assert (refused.status, "API key" in refused.err) == (2, True)
