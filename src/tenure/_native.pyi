@@ -83,3 +83,22 @@ class Model:
     def choose(
         self, logits: F32, specs: Sequence[ChoiceSpec]
     ) -> list[tuple[str | None, int, float | None, Scores, Scores]]: ...
+
+class Matrix:
+    """One linear layer with threads of its own."""
+
+    def __init__(
+        self,
+        encoding: int,
+        rows: npt.NDArray[np.uint8],
+        n_out: int,
+        n_in: int,
+        requantize: int,
+        isa: str,
+        n_threads: int,
+    ) -> None: ...
+    @property
+    def n_bytes(self) -> int: ...
+    def load(self, x: F32) -> None: ...
+    def apply(self, out: F32, bias: F32 | None = None, residual: bool = False) -> None: ...
+    def row(self, index: int, out: F32) -> None: ...
