@@ -5,6 +5,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from tenure.metrics.catalog import CATALOG
+from tenure.model.chat_template import CHATML
+from tenure.testing.harness import FakeSetup
 
 
 async def test_health_is_empty_and_generates_nothing(served):
@@ -93,3 +95,31 @@ async def test_messages_need_a_chat_template(served):
     answer = await served.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]})
     assert answer.status_code == 400
     assert "no chat template" in answer.json()["error"]["message"]
+
+
+async def test_messages_become_what_a_session_still_needs(serve):
+    served = serve(FakeSetup(template=CHATML))
+    question, reply = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    again = {"role": "user", "content": "c"}
+
+    async def text_of(**body):
+        ids = (await served.post("/tokenize", body)).json()["tokens"]
+        shown = {"tokens": ids, "skip_special_tokens": False}
+        return (await served.post("/detokenize", shown)).json()["text"]
+
+    opening = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    rest = "\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+    assert await text_of(messages=[question]) == opening
+    ended = {"messages": [again], "after": [question, reply], "ended_with": "<|im_end|>"}
+    assert await text_of(**ended) == rest
+    assert await text_of(messages=[again], after=[question, reply]) == f"<|im_end|>{rest}"
+
+
+async def test_a_template_that_rewrites_the_past_is_told(serve):
+    served = serve(FakeSetup(template="{{ messages[-1].content }}"))
+    body = {
+        "messages": [{"role": "user", "content": "c"}],
+        "after": [{"role": "user", "content": "a"}],
+    }
+    answer = await served.post("/tokenize", body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_field")

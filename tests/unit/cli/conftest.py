@@ -54,8 +54,18 @@ def fake_model(monkeypatch) -> PseudoModel:
     """`start_engine` of the commands gives an engine over this model, which knows ChatML."""
     model = PseudoModel(n_vocab=264, eos=EOS, eos_probability=0.1)
 
+    serve_fake(monkeypatch, model, CHATML)
+    return model
+
+
+@pytest.fixture
+def forgetful_model(monkeypatch) -> None:
+    """The same with a template that shows only the last message, and so rewrites the past."""
+    serve_fake(monkeypatch, PseudoModel(n_vocab=264), "{{ messages[-1].content }}")
+
+
+def serve_fake(monkeypatch, model: PseudoModel, template: str) -> None:
     def start(_settings, _progress):
-        return fake_client(FakeSetup(model=model, n_pages=2048, template=CHATML))
+        return fake_client(FakeSetup(model=model, n_pages=2048, template=template))
 
     monkeypatch.setattr(backends, "start_engine", start)
-    return model

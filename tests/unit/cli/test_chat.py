@@ -79,3 +79,8 @@ def test_system_comes_first(run, fake_model):
     prompt = f"<|im_start|>system\nbe brief<|im_end|>\n{turn_text('one')}"
     n = len(ByteTokenizer().encode(prompt, add_special=False))
     assert f"0 of {n} prompt tokens cached" in ran.err
+
+
+def test_a_template_that_rewrites_the_past_makes_each_turn_start_anew(run, forgetful_model):
+    ran = run("chat", *GREEDY, stdin="one\nthree\n")
+    assert [int(n) for n in re.findall(r"of (\d+) prompt", ran.err)] == [3, 5]
