@@ -65,7 +65,7 @@ def _finished(info: EngineInfo) -> Iterable[Sample]:
 
 
 def _build(info: EngineInfo) -> Iterable[Sample]:
-    yield (info.model.name, info.model.family, str(info.backend.get("name", ""))), 1
+    yield (info.model.name, info.model.family, str(info.backend.get("backend", ""))), 1
 
 
 CATALOG = (

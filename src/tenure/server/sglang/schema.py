@@ -54,7 +54,7 @@ class SessionBody(Wire):
 
 
 class GenerateBody(Wire):
-    """`/generate`: one prompt or a batch, as text or as token ids."""
+    """`/generate`: one prompt or a batch, as text or as token ids; fields as on the wire."""
 
     text: str | Texts | None = about(None, "Prompt, or a batch of prompts.")
     input_ids: Ids | IdLists | None = about(None, "Prompt ids, or a batch of them.")
