@@ -75,7 +75,8 @@ class LlamaCpp:
 
     @property
     def about(self) -> str:
-        return f"llama.cpp on {self.settings.model.name}; {self.peer.system.strip()}"
+        origin = self.settings.binary or "the xllamacpp wheel"
+        return f"llama.cpp on {self.settings.model.name}; {origin}, {self.peer.system}"
 
     async def begin(self, number: int) -> LlamaConversation:
         return LlamaConversation(self.peer.address, number if self.bind_slots else None)

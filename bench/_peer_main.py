@@ -3,7 +3,7 @@
 usage: python _peer_main.py OPTIONS, a JSON object of `xllamacpp.CommonParams` fields; a dotted name
 reaches into a part ("cpuparams.n_threads"), and an enum is given by its name.
 
-Prints one JSON line ({"address", "system"}) once it listens, and serves until stdin ends.
+Prints llama.cpp's line of instruction sets, and serves until stdin ends.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def main() -> None:
         part = reduce(getattr, path, params)
         old = getattr(part, last)
         setattr(part, last, type(old)[value] if isinstance(old, Enum) else value)
+    print(xllamacpp.get_system_info(), flush=True)
     server = xllamacpp.Server(params)
-    ready = {"address": server.listening_address, "system": xllamacpp.get_system_info()}
-    print(json.dumps(ready), flush=True)
     sys.stdin.read()
+    del server
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from uuid import uuid4
 
 from _http import HttpFailure, exchange
 from _target import Turn, resident_bytes
+from peer import free_port
 
 START_TIMEOUT_S = 120
 LOG_TAIL = 2000
@@ -123,7 +123,7 @@ class Tenure:
 @contextmanager
 def running_tenure(name: str, settings: TenureSettings) -> Iterator[Tenure]:
     """`tenure serve` as a child process on a free loopback port, stopped at the end."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
             settings.command(port),
@@ -161,9 +161,3 @@ async def _ready(child: subprocess.Popen[bytes], address: str) -> str:
     backend = info["internal_states"][0]["backend"]
     facts = ", ".join(f"{key} {value}" for key, value in backend.items() if key != "backend")
     return f"Tenure, {backend['backend']} backend: {facts}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

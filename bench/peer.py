@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from time import sleep
+from typing import Annotated
+from urllib.request import urlopen
 
 from cyclopts import App, Parameter
 
@@ -26,7 +29,7 @@ from tenure.model.default import cache_folder, default_model_path
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("xllamacpp==2026.10.11549", "gguf>=0.17")
-Options: TypeAlias = Mapping[str, "str | int | bool"]
+POLL_S = 0.1
 
 app = App(name="peer", help=__doc__, result_action="return_value")
 
@@ -37,8 +40,7 @@ class PeerSettings:
 
     `n_ctx` counts the KV positions of all slots together. `omp_wait` is OMP_WAIT_POLICY: where its
     threads spin ("active", or "" for OpenMP's own choice), any other process on the cores costs
-    them many times its share. `extra` is passed on as `xllamacpp.CommonParams` fields and wins over
-    the rest.
+    them many times its share. `binary` is a llama-server to run instead of the wheel.
     """
 
     model: Path
@@ -49,34 +51,54 @@ class PeerSettings:
     unified_kv: bool = False
     cache_ram_mib: int = 8192
     omp_wait: str = "passive"
-    extra: Options = field(default_factory=dict)
+    binary: Path | None = None
 
     def environ(self) -> dict[str, str]:
         return dict(os.environ) | ({"OMP_WAIT_POLICY": self.omp_wait} if self.omp_wait else {})
 
-    def options(self, port: int, scratch: Path) -> Options:
+    def command(self, port: int, scratch: Path) -> list[str]:
+        """Erasing a slot, which the benchmark does between runs, needs `slot_save_path`."""
+        if self.binary is not None:
+            return [str(self.binary), *self._flags(port, scratch)]
+        options = json.dumps(self._options(port, scratch))
+        return [str(peer_python()), str(HERE / "_peer_main.py"), options]
+
+    def _options(self, port: int, scratch: Path) -> dict[str, str | int | bool]:
+        flash = "ENABLED" if self.flash_attention else "DISABLED"
         return {
             "model.path": str(self.model),
             "port": port,
             "n_parallel": self.n_slots,
             "n_ctx": self.n_ctx,
             "kv_unified": self.unified_kv,
-            "flash_attn_type": "LLAMA_FLASH_ATTN_TYPE_"
-            + ("ENABLED" if self.flash_attention else "DISABLED"),
+            "flash_attn_type": f"LLAMA_FLASH_ATTN_TYPE_{flash}",
             "cache_ram_mib": self.cache_ram_mib,
             "cpuparams.n_threads": self.threads,
             "cpuparams_batch.n_threads": self.threads,
-            # Erasing a slot, which the benchmark does between runs, is refused without it.
             "slot_save_path": f"{scratch}/",
             "fit_params": False,
             "verbosity": 1,
-            **self.extra,
         }
+
+    def _flags(self, port: int, scratch: Path) -> list[str]:
+        flags = {
+            "model": self.model,
+            "port": port,
+            "parallel": self.n_slots,
+            "ctx-size": self.n_ctx,
+            "flash-attn": "on" if self.flash_attention else "off",
+            "cache-ram": self.cache_ram_mib,
+            "threads": self.threads,
+            "slot-save-path": f"{scratch}/",
+            "fit": "off",
+        }
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        return [*words, "--kv-unified" if self.unified_kv else "--no-kv-unified"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunningPeer:
-    """A server that listens. `system` is llama.cpp's line of instruction sets and build options."""
+    """A server that listens. `system` lists what llama.cpp was built for."""
 
     address: str
     pid: int
@@ -111,34 +133,53 @@ def q8_variant(model: Path) -> Path:
 @contextmanager
 def running_peer(settings: PeerSettings, port: int = 0) -> Iterator[RunningPeer]:
     """llama.cpp's server as a child process on a loopback port, stopped at the end of the block."""
+    port = port or free_port()
     scratch = Path(tempfile.mkdtemp(prefix="tenure-peer-"))
-    options = json.dumps(settings.options(port, scratch))
     log = scratch / "log"
-    with log.open("wb") as stderr:
+    with log.open("wb") as output:
         child = subprocess.Popen(
-            [peer_python(), HERE / "_peer_main.py", options],
+            settings.command(port, scratch),
             env=settings.environ(),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
+            stdout=output,
+            stderr=output,
         )
     try:
-        yield _ready(child, log)
+        address = f"http://127.0.0.1:{port}"
+        _wait_until_ready(child, address, log)
+        yield RunningPeer(address, child.pid, _system(log))
     finally:
         child.kill()
         child.communicate()
         shutil.rmtree(scratch)
 
 
-def _ready(child: subprocess.Popen[bytes], log: Path) -> RunningPeer:
-    """Wait for the line that says where it listens; the library may print before it."""
-    assert child.stdout is not None
-    for line in child.stdout:
-        if line.startswith(b'{"address"'):
-            said = json.loads(line)
-            return RunningPeer(said["address"], child.pid, said["system"])
+def free_port() -> int:
+    """A loopback port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_until_ready(child: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    """It answers /health with 503 while it loads. Raises RuntimeError when it ends instead."""
+    while child.poll() is None:
+        try:
+            with urlopen(f"{address}/health"):
+                return
+        except OSError:
+            sleep(POLL_S)
     tail = log.read_text("utf-8", "replace")[-2000:]
     raise RuntimeError(f"llama.cpp's server ended before it listened; it said:\n{tail}")
+
+
+def _system(log: Path) -> str:
+    """The line in which llama.cpp names the instruction sets it was built for."""
+    for line in log.read_text("utf-8", "replace").splitlines():
+        _, found, rest = line.partition("CPU : ")
+        if found:
+            return f"built for {rest.strip(' |').replace(' = 1', '')}"
+    return "instruction sets not said"
 
 
 @app.default

