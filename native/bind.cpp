@@ -5,11 +5,10 @@
 namespace tenure {
 
 Isa parse_isa(const std::string& name) {
-  const Isa best = detect_isa();
-  for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : ALL_ISAS) {
     if (name != isa_name(isa)) continue;
-    if (isa <= best) return isa;
-    throw nb::value_error(("this CPU or build cannot run " + name).c_str());
+    if (isa_runs(isa)) return isa;
+    throw nb::value_error(("this CPU or build cannot run the instruction set " + name).c_str());
   }
   throw nb::value_error(("unknown instruction set " + name).c_str());
 }

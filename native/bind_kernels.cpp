@@ -226,7 +226,9 @@ class Kernels {
 void bind_kernels(nb::module_& m) {
   m.def("kernel_isas", [] {
     nb::list names;
-    for (int isa = 0; isa <= int(detect_isa()); ++isa) names.append(isa_name(Isa(isa)));
+    for (const Isa isa : ALL_ISAS) {
+      if (isa_runs(isa)) names.append(isa_name(isa));
+    }
     return names;
   }, "The instruction sets that can run here, the best one last.");
   m.def("choice_uniform", &choice_uniform, nb::arg("seed"), nb::arg("position"));

@@ -20,7 +20,7 @@ class Matrix {
  public:
   Matrix(int encoding, In<std::uint8_t, 1> rows, int n_out, int n_in, int requantize,
          const std::string& isa, int n_threads)
-      : pool_(n_threads), kernels_(linear_table(parse_isa(isa))) {
+      : pool_(n_threads), kernels_(linear_kernels(parse_isa(isa))) {
     const auto from = Encoding(encoding);
     if (rows.size() != std::size_t(n_out) * encoded_row_bytes(from, n_in)) {
       throw nb::value_error("the rows do not fit the shape");

@@ -28,11 +28,18 @@
 
 namespace tenure {
 
-enum class Isa { portable, avx2, avx512 };
+// `avxvnni` is AVX2 with 8-bit dot products in 256 bits: linear layers have code of their own for it,
+// other kernels take avx2's.
+enum class Isa { portable, avx2, avxvnni, avx512 };
+constexpr Isa ALL_ISAS[] = {Isa::portable, Isa::avx2, Isa::avxvnni, Isa::avx512};
 
-// The best instruction set of this CPU for which code was built.
-Isa detect_isa();
 const char* isa_name(Isa isa);
+
+// Whether this CPU can run it and this build has code for it.
+bool isa_runs(Isa isa);
+
+// The last of ALL_ISAS that runs.
+Isa detect_isa();
 
 #if defined(__x86_64__)
 #define TENURE_X86 1
@@ -42,7 +49,8 @@ const char* isa_name(Isa isa);
   namespace avx512 { extern const Type name; }                 \
   inline const Type& name(Isa isa) {                           \
     switch (isa) {                                             \
-      case Isa::avx2: return avx2::name;                       \
+      case Isa::avx2:                                          \
+      case Isa::avxvnni: return avx2::name;                    \
       case Isa::avx512: return avx512::name;                   \
       default: return portable::name;                          \
     }                                                          \

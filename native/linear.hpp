@@ -61,6 +61,14 @@ struct LinearTable {
   void (*decode_row)(const Packed& weights, int row, float factor, float* out);
 };
 TENURE_DECLARE_TABLE(LinearTable, linear_table)
+namespace avxvnni { extern const LinearTable linear_table; }
+
+inline const LinearTable& linear_kernels(Isa isa) {
+#if TENURE_X86 && TENURE_AVXVNNI_BUILT
+  if (isa == Isa::avxvnni) return avxvnni::linear_table;
+#endif
+  return linear_table(isa);
+}
 
 // Runs a call on the pool.
 void run_linear(Pool& pool, const LinearTable& kernels, const LinearCall& call);

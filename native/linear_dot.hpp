@@ -54,36 +54,102 @@ TENURE_INLINE std::int32_t half_sums(const ActBlock& a) {
 
 // In the functions below, row r's block of activations is a[r * stride], and dot[r] the result.
 
+#if TENURE_AVX512 || TENURE_AVXVNNI
+
+// vpdpbusd adds four products of an unsigned and a signed byte to each 32-bit lane. Weights are the
+// unsigned side: 4-bit ones as they are (zero 8 is taken off through the sums of activations), 8-bit
+// ones with 128 added. What it needs, on vectors of 64 bytes:
+
 #if TENURE_AVX512
 
-TENURE_INLINE __m512i load_bytes(const std::byte* p) {
-  return _mm512_loadu_si512(static_cast<const void*>(p));
+TENURE_INLINE IVec load_bytes(const std::byte* p) {
+  return {_mm512_loadu_si512(static_cast<const void*>(p))};
+}
+TENURE_INLINE IVec low_nibbles(IVec a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(0xf))}; }
+TENURE_INLINE IVec high_nibbles(IVec a) { return low_nibbles({_mm512_srli_epi16(a.v, 4)}); }
+TENURE_INLINE IVec plus_128(IVec a) {
+  return {_mm512_xor_si512(a.v, _mm512_set1_epi8(char(0x80)))};
+}
+TENURE_INLINE IVec dot_bytes(IVec sum, IVec w, std::int32_t x) {
+  return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(x))};
+}
+TENURE_INLINE IVec splat_int(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+// In every lane x0 * f0 + x1 * f1, of pairs of 16-bit numbers.
+TENURE_INLINE IVec dot_pairs(std::int32_t x, std::int32_t factors) {
+  return {_mm512_madd_epi16(_mm512_set1_epi32(x), _mm512_set1_epi32(factors))};
+}
+TENURE_INLINE IVec widen_bytes(const std::byte* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+TENURE_INLINE IVec times(IVec a, IVec b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+TENURE_INLINE IVec plus(IVec a, IVec b) { return {_mm512_add_epi32(a.v, b.v)}; }
+
+#else
+
+TENURE_INLINE IVec load_bytes(const std::byte* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+TENURE_INLINE IVec low_nibbles(IVec a) {
+  const __m256i low_bits = _mm256_set1_epi8(0xf);
+  return {_mm256_and_si256(a.l, low_bits), _mm256_and_si256(a.h, low_bits)};
+}
+TENURE_INLINE IVec high_nibbles(IVec a) {
+  return low_nibbles({_mm256_srli_epi16(a.l, 4), _mm256_srli_epi16(a.h, 4)});
+}
+TENURE_INLINE IVec plus_128(IVec a) {
+  const __m256i flip = _mm256_set1_epi8(char(0x80));
+  return {_mm256_xor_si256(a.l, flip), _mm256_xor_si256(a.h, flip)};
+}
+TENURE_INLINE IVec dot_bytes(IVec sum, IVec w, std::int32_t x) {
+  const __m256i all = _mm256_set1_epi32(x);
+  return {_mm256_dpbusd_avx_epi32(sum.l, w.l, all), _mm256_dpbusd_avx_epi32(sum.h, w.h, all)};
+}
+TENURE_INLINE IVec splat_int(std::int32_t x) {
+  return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+}
+TENURE_INLINE IVec dot_pairs(std::int32_t x, std::int32_t factors) {
+  const __m256i sum = _mm256_madd_epi16(_mm256_set1_epi32(x), _mm256_set1_epi32(factors));
+  return {sum, sum};
+}
+TENURE_INLINE IVec widen_bytes(const std::byte* p) {
+  return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+TENURE_INLINE IVec times(IVec a, IVec b) {
+  return {_mm256_mullo_epi32(a.l, b.l), _mm256_mullo_epi32(a.h, b.h)};
+}
+TENURE_INLINE IVec plus(IVec a, IVec b) {
+  return {_mm256_add_epi32(a.l, b.l), _mm256_add_epi32(a.h, b.h)};
 }
 
-// vpdpbusd takes unsigned weights: 4-bit ones as they are (zero 8 is taken off through the sums),
-// 8-bit ones with 128 added.
+#endif
+
+constexpr std::int32_t pair(int low, int high) {
+  return std::int32_t(std::uint32_t(high) << 16 | (std::uint32_t(low) & 0xffffu));
+}
+
 template <int R, Format F>
 TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
                                  IVec (&dot)[R]) {
-  const __m512i low_bits = _mm512_set1_epi8(0xf);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    dot[r].v = _mm512_setzero_si512();
     if constexpr (F == Format::q4_sym) {
-      const __m512i sums = _mm512_set1_epi32(half_sums(a[r * stride]));
-      dot[r].v = _mm512_madd_epi16(sums, _mm512_set1_epi16(-8));
+      dot[r] = dot_pairs(half_sums(a[r * stride]), pair(-8, -8));
+    } else {
+      dot[r] = splat_int(0);
     }
   }
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    const __m512i both = load_bytes(quants + 256 * std::ptrdiff_t(g) + 64 * j);
-    const __m512i low = _mm512_and_si512(both, low_bits);
-    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_bits);
+    const IVec both = load_bytes(quants + 256 * std::ptrdiff_t(g) + 64 * j);
+    const IVec low = low_nibbles(both);
+    const IVec high = high_nibbles(both);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const std::int8_t* const q = a[r * stride].q + 4 * j;
-      dot[r].v = _mm512_dpbusd_epi32(dot[r].v, low, _mm512_set1_epi32(four_bytes(q)));
-      dot[r].v = _mm512_dpbusd_epi32(dot[r].v, high, _mm512_set1_epi32(four_bytes(q + 16)));
+      dot[r] = dot_bytes(dot[r], low, four_bytes(q));
+      dot[r] = dot_bytes(dot[r], high, four_bytes(q + 16));
     }
   }
 }
@@ -92,15 +158,12 @@ TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock*
 template <int R>
 TENURE_INLINE void dot_half(const std::byte* quants, int g, int half, const ActBlock* a, int stride,
                             IVec (&dot)[R]) {
-  const __m512i flip = _mm512_set1_epi8(char(0x80));
 #pragma GCC unroll 4
   for (int j = 4 * half; j < 4 * half + 4; ++j) {
-    const __m512i w =
-        _mm512_xor_si512(load_bytes(quants + 512 * std::ptrdiff_t(g) + 64 * j), flip);
+    const IVec w = plus_128(load_bytes(quants + 512 * std::ptrdiff_t(g) + 64 * j));
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512i x = _mm512_set1_epi32(four_bytes(a[r * stride].q + 4 * j));
-      dot[r].v = _mm512_dpbusd_epi32(dot[r].v, w, x);
+      dot[r] = dot_bytes(dot[r], w, four_bytes(a[r * stride].q + 4 * j));
     }
   }
 }
@@ -109,7 +172,7 @@ template <int R>
 TENURE_INLINE void dot_eight_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
                                   IVec (&dot)[R]) {
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) dot[r].v = _mm512_set1_epi32(a[r * stride].offset);
+  for (int r = 0; r < R; ++r) dot[r] = splat_int(a[r * stride].offset);
   dot_half<R>(quants, g, 0, a, stride, dot);
   dot_half<R>(quants, g, 1, a, stride, dot);
 }
@@ -120,20 +183,15 @@ TENURE_INLINE void dot_sub16(const std::byte* quants, const std::byte* sub, int 
                              const ActBlock* a, int stride, IVec (&dot)[R]) {
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
-    // 16-bit pairs (half sum 0, half sum 1) times (-128, 0) or (0, -128).
-    const __m512i pick = _mm512_set1_epi32(half == 0 ? 0x0000ff80 : std::int32_t(0xff800000u));
+    const std::int32_t minus_128 = half == 0 ? pair(-128, 0) : pair(0, -128);
     IVec part[R];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      part[r].v = _mm512_madd_epi16(_mm512_set1_epi32(half_sums(a[r * stride])), pick);
-    }
+    for (int r = 0; r < R; ++r) part[r] = dot_pairs(half_sums(a[r * stride]), minus_128);
     dot_half<R>(quants, g, half, a, stride, part);
-    const __m512i s = _mm512_cvtepi8_epi32(
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(sub + 16 * half)));
+    const IVec s = widen_bytes(sub + 16 * half);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512i scaled = _mm512_mullo_epi32(part[r].v, s);
-      dot[r].v = half == 0 ? scaled : _mm512_add_epi32(dot[r].v, scaled);
+      dot[r] = half == 0 ? times(part[r], s) : plus(dot[r], times(part[r], s));
     }
   }
 }

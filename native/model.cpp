@@ -20,7 +20,7 @@ Model::Model(ModelSpec spec, Isa isa, int n_threads)
     : spec_(std::move(spec)),
       isa_(isa),
       pool_(n_threads),
-      linear_(linear_table(isa)),
+      linear_(linear_kernels(isa)),
       ops_(ops_table(isa)),
       attention_(attention_table(isa)),
       chooser_(isa, n_threads),

@@ -23,6 +23,13 @@
 #define TENURE_AVX2 0
 #endif
 
+// AVX2 together with dot products of 8-bit integers in 256 bits.
+#if TENURE_AVX2 && defined(__AVXVNNI__)
+#define TENURE_AVXVNNI 1
+#else
+#define TENURE_AVXVNNI 0
+#endif
+
 namespace tenure::TENURE_NS {
 
 constexpr int LANES = 16;

@@ -141,9 +141,9 @@ class NativeBackend:
             kv_dtype=_known("kv_dtype", settings.kv_dtype, "float16", KV_DTYPES),
             requantize=_known("dtype", settings.dtype, "stored", tuple(REQUANTIZE)),
         )
-        model = _native.Model(
-            native_spec(spec), _isa(_native.detect_isa()), settings.threads or available_threads()
-        )
+        isa = _isa(_native.detect_isa(), _native.kernel_isas())
+        threads = settings.threads or available_threads()
+        model = _native.Model(native_spec(spec), isa, threads)
         fill_model(model, spec, weights, REQUANTIZE[arithmetic.requantize], progress)
         return NativeExecutor(model, spec, arithmetic)
 
@@ -157,10 +157,9 @@ def _known(field: str, name: str, default: str, known: tuple[str, ...]) -> str:
     return name
 
 
-def _isa(best: str) -> str:
-    known = ("portable", "avx2", "avx512")
+def _isa(best: str, known: Sequence[str]) -> str:
     name = os.environ.get(ISA_VARIABLE, best)
-    if name not in known[: known.index(best) + 1]:
-        runs = ", ".join(known[: known.index(best) + 1])
+    if name not in known:
+        runs = ", ".join(known)
         raise ConfigError(f"{ISA_VARIABLE} must be one of {runs} on this machine, got {name!r}")
     return name
