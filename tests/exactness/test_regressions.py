@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tenure.core.params import SamplingParams
+from tenure.core.tokens import TokenLog
 from tenure.core.turns import SessionRef
+from tenure.kv.manager import KvCache
+from tenure.kv.spec import KvSpec, SlidingGroup
 from tenure.testing.harness import FakeEngine
 
 PROMPT = list(range(10))
@@ -37,3 +40,18 @@ def test_an_aborted_edit_of_an_evicted_turn_does_not_pass_its_kv_off_as_the_turn
     fake.engine.flush()
     assert fake.turn("c", [*PROMPT, *out, 61]) == fake.expected([*PROMPT, *out, 61])
     fake.check()
+
+
+def test_a_window_rewound_to_where_it_stands_names_no_page_that_may_go() -> None:
+    """The page before the window lost its claim, and stayed in the table."""
+    kv = KvCache(KvSpec(1, (SlidingGroup(40, window=8),)))
+    log = TokenLog.of(range(20))
+    lease = kv.acquire("", log.read(0, 0))
+    for _ in range(len(log)):
+        lease.extend(1)
+        lease.commit(1)
+    lease.publish(log, len(log))
+    assert lease.truncate(len(log)) == len(log)
+    kv.flush()
+    assert kv.audit().ok, kv.audit().problems
+    assert lease.truncate(len(log) - 1) == len(log) - 1

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tenure.kv.ledger import Ledger
-from tenure.kv.node import Node, path
+from tenure.kv.ledger import Holding, Ledger
+from tenure.kv.node import Node, path, read_path
 from tenure.kv.spec import NULL_PAGE
 
 
@@ -107,6 +107,8 @@ def _lease_problems(ledger: Ledger) -> Iterator[str]:
                 yield f"lease {serial}: group {group} lacks pages to go on from {committed}"
             if table.missing(holding.n_pages):
                 yield f"lease {serial}: group {group} does not cover {capacity} tokens"
+            if strange := _strange_pages(holding, group):
+                yield f"lease {serial}: group {group} names pages of others: {sorted(strange)}"
     for node in ledger.tree.nodes():
         if node.pins != pins.pop(node, 0):
             yield f"{node}: its pins are not those of the live leases"
@@ -116,6 +118,13 @@ def _lease_problems(ledger: Ledger) -> Iterator[str]:
     for group, serial in claims:
         if serial not in ledger.live:
             yield f"group {group}: a window of lease {serial} is claimed, which is gone"
+
+
+def _strange_pages(holding: Holding, group: int) -> set[int]:
+    """Pages in a lease's table that are neither its own nor on its path."""
+    table, node = holding.tables[group], holding.node
+    known = {NULL_PAGE, *table.private(node), *read_path(node, group, 0, node.end)}
+    return set(table.snapshot()) - known
 
 
 def _tree_problems(ledger: Ledger) -> Iterator[str]:

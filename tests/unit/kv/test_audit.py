@@ -87,6 +87,10 @@ def evict_a_window_under_a_lease(ledger: Ledger) -> None:
     row[-1] = 0
 
 
+def name_a_page_of_somebody_else(ledger: Ledger) -> None:
+    next(iter(ledger.live.values())).tables[0]._row[0] = leaf(ledger).pages[0][0]
+
+
 def keep_the_claim_of_a_dead_lease(ledger: Ledger) -> None:
     leaf(ledger).claims[1, 999] = 0
 
@@ -162,6 +166,7 @@ def index_without_the_tag(ledger: Ledger) -> None:
         (commit_past_capacity, "lengths"),
         (claim_more_room_than_there_is, "does not cover"),
         (evict_a_window_under_a_lease, "lacks pages"),
+        (name_a_page_of_somebody_else, "names pages of others"),
         (keep_the_claim_of_a_dead_lease, "which is gone"),
         (forget_to_queue_a_leaf, "not queued for eviction"),
         (forget_to_queue_a_window, "group 1 to give up"),

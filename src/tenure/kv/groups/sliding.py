@@ -180,7 +180,8 @@ class SlidingTable(FullTable):
     def rewind(self, n: int, old: Node, new: Node, source: int) -> None:
         super().rewind(n, old, new, source)
         self._drop_claims(old)
-        self._first = self._rule.first_page(n)
+        # Never to the right: entries left of the window that are held (`kept_from`) stay claimed.
+        self._first = min(self._first, self._rule.first_page(n))
         self._take_claims(new)
         if self._first < new.end:
             back = read_path(new, self._rule.group, self._first, new.end)
