@@ -53,6 +53,11 @@ class Divergence:
         kl = np.concatenate(self.kl)
         return float(kl.std() / np.sqrt(len(kl)))
 
+    def kl_over(self, other: Divergence) -> tuple[float, float]:
+        """Mean of this KL minus the other's at the same positions, and its standard error."""
+        difference = np.concatenate(self.kl) - np.concatenate(other.kl)
+        return float(difference.mean()), float(difference.std() / np.sqrt(len(difference)))
+
     @property
     def kl_p99(self) -> float:
         return float(np.quantile(np.concatenate(self.kl), 0.99))

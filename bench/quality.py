@@ -32,7 +32,7 @@ from tenure.model.default import default_model_path
 from tenure.model.load import Checkpoint, load_checkpoint
 from tenure.model.tokenizer import load_tokenizer
 
-TRUTH = "reference, float32"
+TRUTH, OURS, PEER = "reference, float32", "tenure, native", "llama.cpp, same file"
 
 app = App(name="quality", help=__doc__, result_action="return_value")
 console = Console(stderr=True)
@@ -71,15 +71,15 @@ def scorers(
         console.print(f"[yellow]The native backend is left out: {reason}[/]")
     else:
         native = BackendSettings(kv_dtype=flags.kv_dtype, threads=flags.threads)
-        found["tenure, native"] = stack.enter_context(
+        found[OURS] = stack.enter_context(
             backend_scorer("native", checkpoint, flags.context, native)
         )
     if flags.peer:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         n_vocab = checkpoint.spec.n_vocab
-        files = {"same file": checkpoint.path, "Q8_0": q8_variant(checkpoint.path)}
+        files = {PEER: checkpoint.path, "llama.cpp, Q8_0": q8_variant(checkpoint.path)}
         for name, file in files.items():
-            found[f"llama.cpp, {name}"] = stack.enter_context(
+            found[name] = stack.enter_context(
                 llama_scorer(file, n_vocab, flags.context, flags.threads, logs / name)
             )
     return truth, found
@@ -130,6 +130,9 @@ def main(flags: Flags = Flags()) -> None:
         truth, engines = scorers(checkpoint, flags, stack)
         results = measure(truth, engines, texts)
     Console(width=None if sys.stdout.isatty() else 110).print(table(results))
+    if OURS in results and PEER in results:
+        difference, error = results[OURS].kl_over(results[PEER])
+        print(f"KL of {OURS} minus that of {PEER}, paired: {difference:+.6f} ± {error:.6f}")
     if flags.json_file is not None:
         report = {
             "model": checkpoint.path.name,
