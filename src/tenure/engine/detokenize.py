@@ -16,12 +16,13 @@ from tenure.model.tokenizer import Tokenizer
 class TextOptions:
     """How output is shown.
 
-    `skip_special` leaves control tokens out. `keep_stop` keeps what ended the turn: a stop token's
-    text, or a stop string and what came with its last token.
+    `skip_special` leaves control tokens out, apart from those in `show`. `keep_stop` keeps what
+    ended the turn: a stop token's text, or a stop string and what came with its last token.
     """
 
     skip_special: bool = True
     keep_stop: bool = False
+    show: frozenset[int] = frozenset()
 
 
 DEFAULT_OPTIONS = TextOptions()
@@ -98,7 +99,8 @@ class TurnText:
         if token in self._tokenizer.special_ids:
             cut_short, special = self._stream.flush(), self._tokenizer.token_text(token)
             self._raw.add(cut_short, visible=True)
-            self._raw.add(special, visible=not self._options.skip_special)
+            shown = not self._options.skip_special or token in self._options.show
+            self._raw.add(special, visible=shown)
             self._scan(cut_short + special)
         else:
             text = self._stream.push(token)

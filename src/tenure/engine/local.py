@@ -38,7 +38,7 @@ class _Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.events: asyncio.Queue[TurnEvent] = asyncio.Queue()
+        self.events: asyncio.Queue[TurnEvent | EngineStopped] = asyncio.Queue()
 
 
 class LocalClient:
@@ -109,6 +109,9 @@ class LocalClient:
             while in_flight:
                 event = await box.events.get()
                 match event:
+                    case EngineStopped():
+                        in_flight = False
+                        raise event
                     case TurnFinished():
                         in_flight = False
                     case TurnTokens():
@@ -137,6 +140,12 @@ class LocalClient:
                     pass
         for loop, mail in by_loop.items():
             _call(loop, partial(_put_all, mail))
+
+    def ended(self) -> None:
+        """Tell every task that still waits for its turn; called in the engine's thread."""
+        stopped = EngineStopped("the engine has stopped")
+        for box in list(self._boxes.values()):
+            _call(box.loop, partial(box.events.put_nowait, stopped))
 
     # -- inside
 

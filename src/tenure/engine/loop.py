@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
 import structlog
 
@@ -36,6 +36,9 @@ COMMIT_WAIT_S = 0.002
 """How long a step waits for the journal, which takes a tenth of that. Going on at once would cost
 more: the writer would fight for the interpreter lock, and a turn's end would wait for a step.
 """
+
+LONGEST_SLEEP_S = 3600.0
+"""The platform's timers have a bound of their own, and a session's idle time has none."""
 
 AUDIT_AFTER_S = 0.5
 """How long the engine has been idle when it audits its pages; a new turn never waits for it."""
@@ -72,8 +75,16 @@ class LoopParts:
     outbox: list[Event]
 
 
-Deliver: TypeAlias = Callable[[list[Event]], None]
-"""Takes the events of one step at once; called from the engine's thread."""
+class Listener(Protocol):
+    """Whoever hears what the engine tells; called in the engine's thread."""
+
+    def deliver(self, events: list[Event]) -> None:
+        """The events of one step."""
+        ...
+
+    def ended(self) -> None:
+        """Nothing more will come; a turn that has not ended by now never will."""
+        ...
 
 
 class EngineLoop:
@@ -82,12 +93,12 @@ class EngineLoop:
     Every envelope that was posted is answered, also when the loop stops or has stopped.
     """
 
-    def __init__(self, parts: LoopParts, clock: Clock, deliver: Deliver) -> None:
+    def __init__(self, parts: LoopParts, clock: Clock, listener: Listener) -> None:
         self._engine = parts.engine
         self._reporter = parts.reporter
         self._outbox = parts.outbox
         self._clock = clock
-        self._deliver = deliver
+        self._listener = listener
         self._inbox: queue.SimpleQueue[Envelope | _Wake] = queue.SimpleQueue()
         self._closing: dict[str, list[Answer]] = {}
         self._stopping = False
@@ -116,13 +127,23 @@ class EngineLoop:
     # -- the thread
 
     def _run(self) -> None:
-        worked = True
-        while not self._stopping:
-            self._take_messages(wait=not worked)
-            self._tell()
-            worked = self._step()
-            self._tell()
-        self._drain()
+        try:
+            worked = True
+            while not self._stopping:
+                self._take_messages(wait=not worked)
+                self._tell()
+                worked = self._step()
+                self._tell()
+        except BaseException:
+            # The last frame of the thread: whatever it is, those who wait have to be told.
+            log.exception("the engine's thread failed; every turn in flight is lost")
+        finally:
+            with self._lock:
+                self._stopping = True
+            try:
+                self._drain()
+            finally:
+                self._listener.ended()
 
     def _step(self) -> bool:
         try:
@@ -149,7 +170,9 @@ class EngineLoop:
             return item
         self._reporter.audit()
         deadline = self._engine.sessions.next_deadline()
-        return self._get(None if deadline is None else max(0.0, deadline - self._clock.now()))
+        if deadline is None:
+            return self._get(None)
+        return self._get(min(max(0.0, deadline - self._clock.now()), LONGEST_SLEEP_S))
 
     def _get(self, timeout_s: float | None) -> Envelope | _Wake | None:
         try:
@@ -241,7 +264,7 @@ class EngineLoop:
                 case _:
                     pass
         if outward:
-            self._deliver(outward)
+            self._listener.deliver(outward)
 
     def _drain(self) -> None:
         """Make durable what ended, and answer whoever still waits."""

@@ -102,7 +102,7 @@ def launch(wiring: Wiring) -> LocalClient:
     client = LocalClient(wiring.model, wiring.text)
     outbox: list[Event] = []
     parts = assemble(wiring, outbox.append)
-    loop = EngineLoop(LoopParts(parts.engine, parts.reporter, outbox), wiring.clock, client.deliver)
+    loop = EngineLoop(LoopParts(parts.engine, parts.reporter, outbox), wiring.clock, client)
     client.attach(loop)
     loop.start()
     return client
