@@ -90,6 +90,11 @@ class SqliteJournal:
         else:
             self._taken.append(Entry(None, done))
 
+    @property
+    def n_pending(self) -> int:
+        """Entries and batches that have not been decided."""
+        return len(self._taken) + self._n_open
+
     def post(self) -> bool:
         if not self._taken:
             return False

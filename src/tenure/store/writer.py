@@ -76,6 +76,7 @@ class Writer:
         self.decided: queue.SimpleQueue[Decided] = queue.SimpleQueue()
         self.counts = WriteCounts()
         self.problem: str | None = None
+        self.tidy_after = TIDY_AFTER_COMMITS
 
     # -- the engine's thread
 
@@ -105,12 +106,16 @@ class Writer:
 
     def _run(self) -> None:
         while not (self._stopping and self._inbox.empty()):
-            self.round()
+            failing = self.problem is not None and not self._gave_up
+            self.round(RETRY_S if failing else None)
         self._database.close()
 
-    def round(self) -> None:
-        """Wait for a batch, or for the time of a retry; write it and whatever came after it."""
-        batches = self._take()
+    def round(self, timeout_s: float | None) -> bool:
+        """Wait so long for a batch; write it and whatever came after it, and what is owed.
+
+        False where nothing came.
+        """
+        batches = self._take(timeout_s)
         entries = [entry for batch in batches for entry in batch]
         if self._gave_up:
             errors: Sequence[JournalFailed | None] = [None] * len(entries)
@@ -120,14 +125,14 @@ class Writer:
             results = [(entry.done, error) for entry, error in zip(entries, errors, strict=True)]
             self.decided.put(Decided(sum(map(bool, batches)), results))
             self._wake()
-        if self._untidy >= TIDY_AFTER_COMMITS:
+        if self._untidy >= self.tidy_after:
             self._tidy()
+        return bool(entries)
 
-    def _take(self) -> list[Batch]:
-        retry = self.problem is not None and not self._gave_up
+    def _take(self, timeout_s: float | None) -> list[Batch]:
         batches: list[Batch] = []
         with suppress(queue.Empty):
-            batches.append(self._inbox.get(timeout=RETRY_S if retry else None))
+            batches.append(self._inbox.get(timeout=timeout_s))
             while True:
                 batches.append(self._inbox.get_nowait())
         return batches
@@ -145,11 +150,11 @@ class Writer:
             return self._failed(entries, error)
         self._succeeded(len(reasons), time.perf_counter() - began)
         rest = iter(reasons[len(reasons) - len(records) :])
-        return [None if entry.record is None else _refused(next(rest)) for entry in entries]
+        return [None if entry.record is None else self._refused(next(rest)) for entry in entries]
 
     def _succeeded(self, n_records: int, seconds: float) -> None:
         if self.problem is not None:
-            log.info("journal_writes_again", path=str(self._database.path))
+            self._say(log.info, "journal_writes_again")
         self.problem = None
         self._owed.clear()
         self._untidy += 1
@@ -161,14 +166,9 @@ class Writer:
         reason = explain(error) if isinstance(error, sqlite3.Error) else repr(error)
         self.counts.n_failures += 1
         if self.problem is None:
-            log.error(
-                "journal_failed",
-                path=str(self._database.path),
-                reason=reason,
-                then="turns of sessions are refused until it is writable again"
-                if self._required
-                else "going on without durability until a restart",
-            )
+            wait = "turns of sessions are refused until it is writable again"
+            then = wait if self._required else "going on without durability until a restart"
+            self._say(log.error, "journal_failed", reason=reason, then=then)
         self.problem = reason
         if not self._required:
             self._gave_up = True
@@ -181,18 +181,22 @@ class Writer:
         try:
             self._database.tidy()
         except sqlite3.Error as error:
-            log.warning("journal_not_tidied", path=str(self._database.path), reason=explain(error))
+            self._say(log.warning, "journal_not_tidied", reason=explain(error))
+
+    def _say(self, how: Callable[..., object], event: str, **facts: object) -> None:
+        # The disk that is full may be the log's own.
+        with suppress(OSError):
+            how(event, path=str(self._database.path), **facts)
+
+    def _refused(self, reason: str | None) -> JournalFailed | None:
+        if reason is None:
+            return None
+        self._say(log.error, "journal_refused_a_record", reason=reason)
+        return JournalFailed(reason, RETRY_S)
 
 
 def _nobody() -> None:
     """Nobody sleeps."""
-
-
-def _refused(reason: str | None) -> JournalFailed | None:
-    if reason is None:
-        return None
-    log.error("journal_refused_a_record", reason=reason)
-    return JournalFailed(reason, RETRY_S)
 
 
 def _is_deletion(record: Record | None) -> TypeGuard[TurnGone | SessionGone]:
