@@ -32,8 +32,19 @@ def held(row: Pages) -> Pages:
 
 
 def first_held(row: Pages) -> int:
-    """Index of the first entry that is not null, `len(row)` if none is. Example: [0, 0, 7] -> 2."""
-    return (len(row) * 4 - len(row.tobytes().lstrip(b"\0"))) // 4
+    """Index of the first entry that is not null, `len(row)` if none is. Example: [0, 0, 7] -> 2.
+
+    Halving, each half compared by memcmp, since a row may start with thousands of nulls.
+    """
+    data = row.tobytes()
+    low, high = 0, len(row)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if data.startswith(bytes(4 * (middle - low)), 4 * low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def end_of_held(row: Pages) -> int:
@@ -134,7 +145,6 @@ class Pool:
             if dst in self._quarantine and dst not in read:
                 continue
             alive.append((src, dst))
-            read.discard(dst)
             read.add(src)
         alive.reverse()
         self._pending = alive

@@ -130,7 +130,6 @@ class PrefixTree:
             if n_pages < child.n_pages:
                 child = self._split(child, child.first + n_pages)
             self._merge_pages(child, rows, at // width)
-            self._touch(child)
             node = child
             at += n_pages * width
         return node
@@ -156,7 +155,7 @@ class PrefixTree:
         for row, more in zip(parent.pages, node.pages, strict=True):
             row.extend(more)
         parent.children.clear()
-        parent.claims = {**node.claims, **parent.claims}
+        parent.claims |= node.claims
         parent.pins = node.pins
         parent.last_use = max(parent.last_use, node.last_use)
         for session in node.tags:
@@ -295,7 +294,6 @@ class PrefixTree:
         node.pages = [row[n:] for row in node.pages]
         upper.children[bytes(node.key[: self._page_bytes])] = node
         self._offer(upper)
-        self._offer(node)
         return upper
 
     def _cut(self, node: Node, end: int) -> None:

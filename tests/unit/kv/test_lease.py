@@ -131,6 +131,19 @@ def test_a_session_of_many_turns_stays_one_node(rig) -> None:
     r.check((lease, log))
 
 
+def test_two_leases_that_publish_the_same_turn_share_its_node(rig) -> None:
+    r = rig(FullGroup(16))
+    first, log = r.turn(range(8))
+    second = r.kv.acquire("a", log.all())
+    log = log.append(tokens(range(50, 58)))
+    for lease in (first, second):
+        r.write(lease, log)
+        lease.publish(log, 16)
+    r.check((first, log), (second, log))
+    assert first.tables() == second.tables()
+    assert r.tree() == 4
+
+
 def test_truncate_in_the_private_part_gives_back_the_room(rig) -> None:
     r = rig(FullGroup(8))
     lease, log = r.start(range(14))

@@ -42,6 +42,29 @@ def test_a_parent_follows_its_last_child_in_recency(rig) -> None:
     r.check()
 
 
+def test_a_release_counts_as_a_use(rig) -> None:
+    r = rig(FullGroup(6))
+    lease, _ = r.turn([1] * 8)
+    r.store([2] * 8)
+    lease.release()
+    other = r.kv.acquire("b", tokens())
+    other.extend(16)
+    assert (r.cached([1] * 8), r.cached([2] * 8)) == (8, 0)
+
+
+def test_a_parent_is_as_fresh_as_the_child_that_was_cut_off_it(rig) -> None:
+    """The child has no checkpoint: after its release there is only the parent to come back to."""
+    r = rig(FullGroup(6), RecurrentGroup(8, checkpoint_every=8))
+    lease, log = r.turn(range(13))
+    r.kv.acquire("a", log.read(0, 8)).release()
+    r.store([2] * 8)
+    lease.release()
+    assert r.tree() == 4
+    other = r.kv.acquire("b", tokens())
+    other.extend(16)
+    assert (r.cached(range(8)), r.cached([2] * 8)) == (8, 0)
+
+
 def test_pages_under_a_pin_are_never_evicted(rig) -> None:
     r = rig(FullGroup(6))
     lease, log = r.turn(range(16))

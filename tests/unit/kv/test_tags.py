@@ -201,6 +201,17 @@ def test_a_closed_sessions_node_goes_as_an_untagged_one(rig) -> None:
     assert (r.cached([1] * 8), r.cached([2] * 8)) == (0, 8)
 
 
+def test_losing_one_of_two_tags_moves_a_node_forward(rig) -> None:
+    r = rig(FullGroup(4))
+    finish(r, "s", [1] * 8)
+    finish(r, "t", [1] * 8)
+    finish(r, "u", [2] * 8)
+    r.kv.tags.release("s")
+    lease = r.kv.acquire("b", tokens())
+    lease.extend(8)
+    assert (r.cached([1] * 8), r.cached([2] * 8)) == (0, 8)
+
+
 def test_pages_of_all_groups_are_counted(rig) -> None:
     r = rig(FullGroup(8), RecurrentGroup(4, checkpoint_every=8))
     finish(r, "s", range(16))
