@@ -121,7 +121,7 @@ class Journal(Protocol):
     def restore(self) -> Iterable[Stored]:
         """Every open session, then every turn of them, parents before children; once, at start.
 
-        Raises ConfigError where the journal is damaged.
+        Raises ConfigError where the journal is damaged or cannot be written.
         """
         ...
 

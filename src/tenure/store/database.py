@@ -3,7 +3,7 @@
     session   an open session; rows go when it closes
     turn      a done turn, by order of its end. In a streaming session only the newest counts as a
               turn; of those before it only the tokens, which its context is made of
-    facts     names and values: the model, and when the file was last found writable
+    facts     names and values: the model, and how often the file was probed for being writable
 
 `locking_mode` is EXCLUSIVE: no other connection, of this process or another, can write or
 checkpoint, which two at once may do wrongly before SQLite 3.51.3.
@@ -138,7 +138,7 @@ class Database:
 
     def claim(self, model: ModelInfo) -> None:
         """Note whose sessions these are. Raises ConfigError where they are another model's."""
-        facts = [("fingerprint", model.fingerprint), ("model", model.name), ("writable", "")]
+        facts = [("fingerprint", model.fingerprint), ("model", model.name), ("probes", "0")]
         try:
             self._db.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts)
             found = dict(self._db.execute("SELECT name, value FROM facts"))
@@ -148,7 +148,6 @@ class Database:
                     f"{found['fingerprint']}), whose token ids mean something else to "
                     f"{model.name} ({model.fingerprint}); {OTHER_FOLDER}"
                 )
-            self.probe()
         except sqlite3.Error as error:
             raise refusal(self.path, error) from error
 
@@ -224,11 +223,11 @@ class Database:
         return reasons
 
     def probe(self) -> None:
-        """Write a little. Raises sqlite3.Error.
+        """Write a little, which must change every time. Raises sqlite3.Error.
 
         The first write to an empty log waits for the disk; this lets no turn be that write.
         """
-        self._db.execute("UPDATE facts SET value = datetime() WHERE name = 'writable'")
+        self._db.execute("UPDATE facts SET value = value + 1 WHERE name = 'probes'")
 
     def tidy(self) -> None:
         """Bring the log into the file, and give room that closed sessions left back to the disk."""

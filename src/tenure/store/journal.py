@@ -62,6 +62,10 @@ class SqliteJournal:
                 case TurnRecord():
                     self._n_turns += 1
             yield record
+        try:
+            self._database.probe()
+        except sqlite3.Error as error:
+            raise refusal(self._database.path, error) from error
         self._restore_s = time.perf_counter() - began
         log.info(
             "journal_restored",
