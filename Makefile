@@ -31,7 +31,7 @@ check: $(DEV) ## formatting, lint, types, import rules, sizes
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/basedpyright
-	@$(BIN)/lint-imports --no-logo
+	@PYTHONPATH=src $(BIN)/lint-imports --no-logo
 	@$(BIN)/python scripts/check_sizes.py
 
 format: $(DEV) ## apply formatting and safe lint fixes

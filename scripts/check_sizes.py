@@ -12,7 +12,9 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_FIELDS = 15
 NATIVE_SUFFIXES = (".cpp", ".hpp")
-FLAT_RECORDS = frozenset({"SamplingBody", "GenerateBody", "TurnMeta", "Counters"})
+FLAT_RECORDS = frozenset(
+    {"SamplingBody", "GenerateBody", "ExtendedBody", "ChatBody", "TurnMeta", "Counters"}
+)
 """Records that mirror a list from outside field by field; nesting them would hide it."""
 
 
