@@ -11,6 +11,7 @@ from tenure import __version__
 from tenure.engine.client import EngineClient
 from tenure.server import documents
 from tenure.server.auth import KeyCheck
+from tenure.server.dialects import chat_routers, shape_of
 from tenure.server.errors import ErrorBody, Guard, RefusalBody, install
 from tenure.server.limits import BodyLimit
 from tenure.server.ops import OpsRoutes
@@ -31,7 +32,7 @@ def create_app(client: EngineClient, settings: ServerSettings) -> FastAPI:
     """Every endpoint over `client`, which whoever started it must stop: the app does not own it."""
     layers = [Middleware(Guard)]
     if settings.api_key is not None:
-        layers.append(Middleware(KeyCheck, api_key=settings.api_key))
+        layers.append(Middleware(KeyCheck, api_key=settings.api_key, shape=shape_of))
     layers.append(Middleware(BodyLimit, max_bytes=settings.limits.max_body_bytes))
     app = FastAPI(
         title="Tenure",
@@ -42,8 +43,10 @@ def create_app(client: EngineClient, settings: ServerSettings) -> FastAPI:
         middleware=layers,
         responses=ERRORS,
     )
-    install(app)
+    install(app, shape_of)
     app.include_router(SglangRoutes(SglangService(client, settings.limits)).router())
+    for router in chat_routers(client, settings):
+        app.include_router(router)
     app.include_router(OpsRoutes(client, settings).router())
     documents.install(app)
     return app

@@ -7,7 +7,7 @@ import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tenure.server.errors import general
+from tenure.server.errors import Shape
 
 OPEN_PATHS = frozenset({"/health"})
 
@@ -15,8 +15,9 @@ OPEN_PATHS = frozenset({"/health"})
 class KeyCheck:
     """ASGI middleware: 401 unless `Authorization: Bearer KEY` or `x-api-key: KEY` is right."""
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, api_key: str, shape: Shape) -> None:
         self._app = app
+        self._shape = shape
         self._digest = _digest(api_key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -24,7 +25,7 @@ class KeyCheck:
             await self._app(scope, receive, send)
             return
         message = "Missing or wrong API key: send it as 'Authorization: Bearer KEY'."
-        refusal = general(401, message, {"WWW-Authenticate": "Bearer"})
+        refusal = self._shape(scope["path"], 401, message, {"WWW-Authenticate": "Bearer"})
         await refusal.response()(scope, receive, send)
 
     def _passes(self, scope: Scope) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from http.client import responses
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from uuid import uuid4
 
 import msgspec
@@ -89,6 +89,14 @@ def general(status: int, message: str, headers: dict[str, str] | None = None) ->
     return HttpError(status, message, body, headers or {})
 
 
+class Shape(Protocol):
+    """Gives an error the shape of the dialect that `path` belongs to."""
+
+    def __call__(
+        self, path: str, status: int, message: str, headers: dict[str, str] | None = None
+    ) -> HttpError: ...
+
+
 def from_tenure(error: TenureError) -> HttpError:
     """The answer to an error of the engine's tree."""
     match error:
@@ -124,16 +132,16 @@ def validation_message(errors: list[dict[str, Any]]) -> str:
     return " ".join(_one_field(found) for found in list(by_field.values())[:8])
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of routing, schema and engine in the shapes above."""
+def install(app: FastAPI, shape: Shape) -> None:
+    """Answer every error of schema and engine in the shapes above, those of routing in `shape`."""
 
     async def on_tenure(_: Request, error: Exception) -> Response:
         return from_tenure(cast("TenureError", error)).response()
 
-    async def on_http(_: Request, error: Exception) -> Response:
+    async def on_http(request: Request, error: Exception) -> Response:
         http = cast("HTTPException", error)
         headers = dict(http.headers or {})
-        return general(http.status_code, str(http.detail), headers).response()
+        return shape(request.url.path, http.status_code, str(http.detail), headers).response()
 
     async def on_schema(_: Request, error: Exception) -> Response:
         wrong = cast("RequestValidationError", error).errors()

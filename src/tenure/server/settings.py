@@ -12,9 +12,11 @@ from tenure.server.limits import Limits
 class ServerSettings:
     """`api_key` None lets everybody in. `shown` is what `/server_info` tells of the start settings;
 
-    it must hold no secret.
+    it must hold no secret. `tool_call_parser` names the format of tool calls in the model's output;
+    None takes the one that its chat template shows.
     """
 
     api_key: str | None = field(default=None, repr=False)
     limits: Limits = field(default_factory=Limits)
     shown: Mapping[str, object] = field(default_factory=dict[str, object])
+    tool_call_parser: str | None = None

@@ -1,0 +1,133 @@
+"""What every dialect's `translate` ends in: turns to run, without a word of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TypeAlias
+
+from tenure.core.params import SEED_MAX, LogprobParams, SamplingParams
+from tenure.core.tokens import Tokens
+from tenure.core.turns import SessionRef
+from tenure.model.chat_template import Message
+from tenure.server.chat.grammar import Grammar
+
+Tool: TypeAlias = Mapping[str, object]
+"""A function as chat templates take it: `{"type": "function", "function": {"name", ...}}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Outside any session; `tag` names the session that the KV is tagged with."""
+
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InSession:
+    """At a given place of an open session."""
+
+    ref: SessionRef
+
+
+@dataclass(frozen=True, slots=True)
+class AtTip:
+    """After the turn of a session that finished last; the session is opened on first use."""
+
+    session: str
+
+
+Place: TypeAlias = Alone | InSession | AtTip
+
+
+class History(Enum):
+    """How a turn came by its session's history."""
+
+    NONE = "none"
+    NEW = "new"
+    CONTINUED = "continued"
+    RENDERED = "rendered"
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Messages for the model, and what its template is told besides them.
+
+    `messages` and `tools` are as chat templates take them; a call's arguments are an object.
+    `continue_final`: the last message is a reply that the model goes on with.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    template_args: Mapping[str, object] = field(default_factory=dict[str, object])
+    continue_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How turns are decoded. `grammar` is what the output must look like.
+
+    `echo_prompt` asks for the ids of the prompt at the end.
+    """
+
+    params: SamplingParams
+    logprobs: LogprobParams | None = None
+    namespace: str = ""
+    priority: int = 0
+    grammar: Grammar | None = None
+    echo_prompt: bool = False
+
+    def nth(self, n: int) -> SamplingParams:
+        """The parameters of answer `n` of one prompt: a given seed moves on by one each."""
+        if self.params.seed is None or n == 0:
+            return self.params
+        return replace(self.params, seed=(self.params.seed + n) & SEED_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How output is read. `calls`: tool calls are looked for, `one_call`: only the first is shown.
+
+    `reasoning`: it is parted from the answer.
+    """
+
+    skip_special: bool = True
+    keep_stop: bool = False
+    calls: bool = True
+    one_call: bool = False
+    reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsk:
+    """One conversation to go on with; `ids` names the turn of each answer."""
+
+    talk: Talk
+    place: Place
+    run: Run
+    view: View
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextAsk:
+    """Plain prompts to complete; `ids[i]` names the turns of prompt `i`."""
+
+    prompts: tuple[Tokens, ...]
+    place: Place
+    run: Run
+    view: View
+    ids: tuple[tuple[str, ...], ...]
+
+
+def tool_names(tools: Sequence[Tool]) -> frozenset[str]:
+    """The names of functions in template form."""
+    names: set[str] = set()
+    for tool in tools:
+        match tool:
+            case {"function": {"name": str(name)}}:
+                names.add(name)
+            case _:
+                pass
+    return frozenset(names)

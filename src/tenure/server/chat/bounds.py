@@ -1,0 +1,58 @@
+"""What a request's values are held against, and the checks that dialects share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tenure.core.errors import InvalidField
+from tenure.core.info import ModelInfo
+from tenure.server.chat.prompter import Prompter
+from tenure.server.limits import Limits
+from tenure.server.wire import check_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The model, what its template can do, and the server's own limits."""
+
+    model: ModelInfo
+    prompter: Prompter
+    limits: Limits
+
+    def token_ids(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
+        """`ids`, each of the vocabulary and not too many. Raises InvalidField."""
+        check_ids(field, self.limits.bound_list(field, tuple(ids)), self.model.n_vocab)
+        return tuple(ids)
+
+    def texts(self, field: str, value: str | list[str] | None) -> tuple[str, ...]:
+        """One text or several, not too many. Raises InvalidField."""
+        match value:
+            case None:
+                return ()
+            case str():
+                return (value,)
+            case _:
+                return self.limits.bound_list(field, tuple(value))
+
+    def logit_bias(self, body: Mapping[str, float]) -> dict[int, float]:
+        """Biases by token id. Raises InvalidField."""
+        bias: dict[int, float] = {}
+        for key, value in body.items():
+            if not (key.isascii() and key.isdecimal() and len(key) < 12):
+                raise InvalidField("logit_bias", key, "a map from token id to bias")
+            bias[int(key)] = value
+        check_ids("logit_bias", tuple(bias), self.model.n_vocab)
+        return bias
+
+    def count(self, field: str, value: int, high: int) -> int:
+        """`value`, which must be in [1, high]. Raises InvalidField."""
+        if not 1 <= value <= high:
+            raise InvalidField(field, value, f"in [1, {high}]")
+        return value
+
+    def n_top(self, field: str, value: int) -> int:
+        """How many log probabilities are reported at a position. Raises InvalidField."""
+        if not 0 <= value <= self.limits.max_logprobs:
+            raise InvalidField(field, value, f"in [0, {self.limits.max_logprobs}]")
+        return value

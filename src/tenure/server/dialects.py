@@ -1,0 +1,29 @@
+"""The chat dialects over one engine: they share a service, and with it the conversations."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from tenure.engine.client import EngineClient
+from tenure.server.chat.service import ChatService
+from tenure.server.errors import HttpError, general
+from tenure.server.openai.errors import shaped
+from tenure.server.openai.routes import OpenAIRoutes
+from tenure.server.settings import ServerSettings
+from tenure.server.tools.formats import named_format
+
+
+def chat_routers(client: EngineClient, settings: ServerSettings) -> list[APIRouter]:
+    """Raises ConfigError for an unknown `tool_call_parser`."""
+    name = settings.tool_call_parser
+    service = ChatService(client, None if name is None else named_format(name))
+    return [OpenAIRoutes(client, service, settings.limits).router()]
+
+
+def shape_of(
+    path: str, status: int, message: str, headers: dict[str, str] | None = None
+) -> HttpError:
+    """An error in the shape of the dialect that a path belongs to."""
+    if path.startswith("/v1/"):
+        return shaped(status, message, None, None, headers)
+    return general(status, message, headers)
