@@ -6,10 +6,12 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from dataclasses import fields
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from tenure.core.config import EngineSettings
+from tenure.core.config import EngineSettings, JournalSettings
 from tenure.core.errors import ConfigError
 from tenure.core.info import EngineInfo
 from tenure.engine.build import start_engine
@@ -42,11 +44,23 @@ class Engine:
     Safe from any thread. The `async_` verbs run on the caller's event loop.
     """
 
-    def __init__(self, model_path: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        model_path: str | None = None,
+        *,
+        state_dir: str | PathLike[str] | None = None,
+        **settings: Any,
+    ) -> None:
         """Load `model_path` (None: the default model) and start.
 
-        `settings` are fields of `core.config.EngineSettings`. Raises ConfigError and ModelError.
+        With a `state_dir`, sessions are kept in that folder and are there again after a restart;
+        without, they end with the engine. `settings` are fields of `core.config.EngineSettings`.
+        Raises ConfigError and ModelError.
         """
+        if state_dir is not None:
+            if "journal" in settings:
+                raise ConfigError("state_dir is a part of journal; give one of the two")
+            settings["journal"] = JournalSettings(Path(state_dir))
         known = {field.name for field in fields(EngineSettings)} - {"model"}
         for name in settings:
             if name not in known:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tenure.core.config import EngineSettings, QueueOrder
+from tenure.core.config import EngineSettings, JournalSettings, JournalSync, QueueOrder
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -44,6 +44,40 @@ class EngineFlags:
     def settings(self) -> EngineSettings:
         """The same as the engine takes it."""
         return EngineSettings(**vars(self))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class JournalFlags:
+    """What of sessions survives a restart."""
+
+    journal: Annotated[bool, flag("Keep sessions on disk, so that they survive a restart.")] = True
+    state_dir: Annotated[
+        Path | None,
+        flag("Folder to keep them in; absent: tenure in $XDG_STATE_HOME or in ~/.local/state."),
+    ] = None
+    journal_sync: Annotated[
+        JournalSync,
+        flag("normal survives a crash; full also a loss of power, and waits for the disk."),
+    ] = JournalSync.NORMAL
+    journal_optional: Annotated[
+        bool,
+        Parameter(
+            help="When the disk fails, go on without keeping sessions instead of refusing turns.",
+            negative=(),
+        ),
+    ] = False
+
+    def settings(self) -> JournalSettings | None:
+        """The same as the engine takes it; None keeps nothing."""
+        if not self.journal:
+            return None
+        return JournalSettings(self.state_dir, self.journal_sync, not self.journal_optional)
+
+    def shown(self) -> dict[str, object]:
+        """The same as plain values."""
+        state_dir = None if self.state_dir is None else str(self.state_dir)
+        return {**vars(self), "state_dir": state_dir, "journal_sync": self.journal_sync.value}
 
 
 @Parameter(name="*")

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 import uvicorn
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tenure.cli.console import load_progress
-from tenure.cli.flags import EngineFlags, ServerFlags
+from tenure.cli.flags import EngineFlags, JournalFlags, ServerFlags
 from tenure.core.errors import ConfigError
 from tenure.engine.build import start_engine
 from tenure.engine.client import EngineClient
@@ -25,13 +26,18 @@ from tenure.server.settings import ServerSettings
 
 ENGINE_DEFAULTS = EngineFlags()
 SERVER_DEFAULTS = ServerFlags()
+JOURNAL_DEFAULTS = JournalFlags()
 
 BACKLOG = 2048
 GRACE_S = 5
 """Seconds that open connections get to finish on shutdown."""
 
 
-def serve(engine: EngineFlags = ENGINE_DEFAULTS, server: ServerFlags = SERVER_DEFAULTS) -> None:
+def serve(
+    engine: EngineFlags = ENGINE_DEFAULTS,
+    server: ServerFlags = SERVER_DEFAULTS,
+    journal: JournalFlags = JOURNAL_DEFAULTS,
+) -> None:
     """Serve a model over HTTP.
 
     Example: tenure serve --port 30000 --model ./model.gguf
@@ -44,18 +50,21 @@ def serve(engine: EngineFlags = ENGINE_DEFAULTS, server: ServerFlags = SERVER_DE
             warning = f"{server.host} is open to other machines, and no --api-key is set."
             console.print(Text.assemble(("warning: ", "bold yellow"), warning))
         with load_progress(console) as report:
-            client = start_engine(engine.settings(), report)
+            client = start_engine(replace(engine.settings(), journal=journal.settings()), report)
         try:
             listener.listen(BACKLOG)
         except OSError as error:
             raise _taken(server.host, server.port, error) from error
-        asyncio.run(_run(client, listener, settings(engine, server), console))
+        asyncio.run(_run(client, listener, settings(engine, server, journal), console))
 
 
-def settings(engine: EngineFlags, server: ServerFlags) -> ServerSettings:
+def settings(
+    engine: EngineFlags, server: ServerFlags, journal: JournalFlags = JOURNAL_DEFAULTS
+) -> ServerSettings:
     """The server's part; what `/server_info` shows leaves the key out."""
     config = None if server.config is None else str(server.config)
-    shown = {**vars(engine), **vars(server), "order": engine.order.value, "config": config}
+    plain = {"order": engine.order.value, "config": config, **journal.shown()}
+    shown = {**vars(engine), **vars(server), **plain}
     del shown["api_key"]
     return ServerSettings(api_key=server.api_key, shown=shown)
 

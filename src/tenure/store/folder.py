@@ -68,8 +68,7 @@ class FolderLock:
             if not isinstance(error, BlockingIOError):
                 raise ConfigError(f"cannot lock {path}: {error.strerror}") from error
             raise ConfigError(
-                f"{folder} is in use by process {holder}; stop that one, or choose another folder "
-                "with --state-dir"
+                f"{folder} is in use by process {holder}; stop that one, or {OTHER_FOLDER}"
             ) from error
 
     def release(self) -> None:

@@ -13,7 +13,7 @@ from tenure.cli.flags import EngineFlags, ServerFlags
 from tenure.cli.load import percentile
 from tenure.cli.machine import Machine, look
 from tenure.cli.serve import bind, is_loopback, settings
-from tenure.core.config import EngineSettings, QueueOrder
+from tenure.core.config import EngineSettings, JournalSettings, JournalSync, QueueOrder
 from tenure.core.errors import ConfigError
 
 COMMANDS = (
@@ -69,9 +69,26 @@ def test_flags_reach_the_engine(run, asked):
     )
     assert (ran.status, ran.err.strip()) == (2, "error: far enough")
     wanted = EngineSettings(
-        model="m.gguf", page_size=8, max_kv_tokens=4096, order=QueueOrder.PRIORITY, seed=3
+        model="m.gguf",
+        page_size=8,
+        max_kv_tokens=4096,
+        order=QueueOrder.PRIORITY,
+        seed=3,
+        journal=JournalSettings(),
     )
     assert asked == [wanted]
+
+
+def test_serve_keeps_sessions_unless_told_not_to(run, asked, tmp_path):
+    port = ("--port", free_port())
+    where = ("--state-dir", str(tmp_path), "--journal-sync", "full", "--journal-optional")
+    for flags in ((), ("--no-journal",), where):
+        run("serve", *port, *flags)
+    assert [settings.journal for settings in asked] == [
+        JournalSettings(),
+        None,
+        JournalSettings(tmp_path, JournalSync.FULL, required=False),
+    ]
 
 
 def test_flags_win_over_variables_and_variables_over_the_file(run, asked, tmp_path, monkeypatch):
@@ -133,6 +150,7 @@ def test_what_server_info_shows_has_no_key():
     shown = settings(EngineFlags(page_size=8), ServerFlags(api_key="sesame", port=1)).shown
     assert (shown["page_size"], shown["port"], shown["order"]) == (8, 1, "fcfs")
     assert "sesame" not in str(dict(shown))
+    assert (shown["journal"], shown["journal_sync"], shown["state_dir"]) == (True, "normal", None)
     assert "sesame" not in repr(settings(EngineFlags(), ServerFlags(api_key="sesame")))
 
 
