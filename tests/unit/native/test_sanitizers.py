@@ -11,6 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[3]
 KERNEL_TESTS = ("tests/unit/native", "tests/exactness/test_native_forward.py")
 
+RUNTIMES = {
+    "address": ("libasan.so", "libstdc++.so"),
+    "undefined": ("libubsan.so", "libstdc++.so"),
+}
+"""What has to be loaded before Python."""
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
@@ -29,10 +35,10 @@ def build(folder: Path, sanitizer: str, target: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def runtime(name: str) -> str:
-    """The sanitizer's shared runtime, which has to be loaded before Python."""
+def library(name: str) -> str:
+    """Where the compiler keeps a shared library."""
     found = subprocess.run(
-        ["c++", f"-print-file-name=lib{name}.so"], check=True, capture_output=True, text=True
+        ["c++", f"-print-file-name={name}"], check=True, capture_output=True, text=True
     )
     return found.stdout.strip()
 
@@ -53,13 +59,13 @@ def test_kernels_are_clean(tmp_path, sanitizer):
     environment = os.environ | {
         "PYTHONPATH": str(package.parent),
         "ASAN_OPTIONS": "detect_leaks=0",
-        "LD_PRELOAD": runtime({"address": "asan", "undefined": "ubsan"}[sanitizer]),
+        "LD_PRELOAD": " ".join(map(library, RUNTIMES[sanitizer])),
         "PYTHONMALLOC": "malloc",
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow and not weights"]
     done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", *KERNEL_TESTS],
+        [*command, "-p", "no:cacheprovider", "-o", f"pythonpath={package.parent}", *KERNEL_TESTS],
         check=False,
         cwd=ROOT,
         env=environment,
