@@ -52,6 +52,12 @@ class GatedRunner:
         with self._changed:
             self._changed.wait_for(lambda: self.n_waiting > 0)
 
+    @property
+    def stands(self) -> bool:
+        """Whether a step waits, and nothing lets it go on."""
+        with self._changed:
+            return self.n_waiting > 0 and self._allowed <= 0
+
     def shut(self) -> None:
         with self._changed:
             self._allowed = 0
