@@ -40,7 +40,7 @@ class ChatServer:
         """What `work` returns, with the engine let on, step by step, where it stands."""
         task = asyncio.ensure_future(work)
         while not task.done():
-            if self.served.runner.n_waiting:
+            if self.served.runner.stands:
                 self.served.runner.allow(1)
             await asyncio.sleep(0)
         return task.result()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -54,14 +54,20 @@ class History(Enum):
 class Talk:
     """Messages for the model, and what its template is told besides them.
 
-    `messages` and `tools` are as chat templates take them; a call's arguments are an object.
+    `messages` and `tools` are as chat templates take them; a call's arguments are an object. In a
+    session, `tools` and `template_args` None are those of the turn before.
     `continue_final`: the last message is a reply that the model goes on with.
     """
 
     messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] = ()
-    template_args: Mapping[str, object] = field(default_factory=dict[str, object])
+    tools: tuple[Tool, ...] | None = None
+    template_args: Mapping[str, object] | None = None
     continue_final: bool = False
+
+    @property
+    def opening(self) -> tuple[tuple[Tool, ...], dict[str, object]]:
+        """Tools and template arguments, which decide what stands before the messages."""
+        return self.tools or (), dict(self.template_args or {})
 
 
 @dataclass(frozen=True, slots=True)

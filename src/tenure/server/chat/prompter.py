@@ -57,14 +57,15 @@ class Prompter:
         not take the messages.
         """
         messages = self._shown(talk.messages)
-        if talk.tools and not self._template_has_tools:
-            messages = with_tools(messages, talk.tools, self._format)
+        tools, template_args = talk.opening
+        if tools and not self._template_has_tools:
+            messages = with_tools(messages, tools, self._format)
         chat = self._chat()
         begun = ""
         if talk.continue_final:
             *messages, final = messages
             begun = str(final["content"])
-        rendered = chat.render(messages, True, talk.tools or None, **talk.template_args)
+        rendered = chat.render(messages, True, tools or None, **template_args)
         return self._prompt(rendered + begun)
 
     def continued(self, talk: Talk, tail: int | None, thought: bool) -> Prompt | None:
@@ -78,10 +79,9 @@ class Prompter:
         if talk.continue_final:
             *new, final = new
             begun = str(final["content"])
-        tools = talk.tools if self._template_has_tools else ()
-        added = self._chat().continuation(
-            new, ended_with, tools or None, thought, **talk.template_args
-        )
+        tools, template_args = talk.opening
+        shown = tools if self._template_has_tools else ()
+        added = self._chat().continuation(new, ended_with, shown or None, thought, **template_args)
         if added is None:
             return None
         # The text before a token decides how some vocabularies split it, so it is encoded too.

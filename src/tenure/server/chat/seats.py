@@ -26,6 +26,17 @@ TIP_TIMEOUT_S = 3600.0
 """Idle limit of a session that was opened by naming it in a header."""
 
 
+class CannotContinue(UnsupportedField):
+    """The past would have to be rendered again, and nobody here knows its messages."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "messages",
+            "the chat template would rewrite what the session holds, and its messages are not "
+            "known here; send the whole conversation without a session",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A turn's place and what is new there.
@@ -106,7 +117,7 @@ class Seats:
         self, ref: SessionRef, held: ContextInfo, talk: Talk, known: Exchange | None
     ) -> Prompt | None:
         """New tokens to append; None where the whole conversation has to be rendered."""
-        if ref.drop_previous_output or not _same_opening(talk, known):
+        if ref.drop_previous_output or (known and known.talk.opening != talk.opening):
             return None
         thought = known is not None and known.thought
         tail = held.tail[-1] if len(held.tail) else None
@@ -118,11 +129,7 @@ class Seats:
         """Render everything, and keep the part of the history that stays the same."""
         before = self._transcript.messages(key)
         if before is None or held.streaming or ref.offset:
-            raise UnsupportedField(
-                "messages",
-                "the chat template would rewrite what the session holds, and its messages are not "
-                "known here; send the whole conversation without a session",
-            )
+            raise CannotContinue
         if ref.drop_previous_output:
             before = before[:-1]
         full = replace(talk, messages=(*before, *talk.messages))
@@ -165,16 +172,10 @@ def _inherited(talk: Talk, known: Exchange | None) -> Talk:
         return talk
     return replace(
         talk,
-        tools=talk.tools or known.talk.tools,
-        template_args=talk.template_args or known.talk.template_args,
-    )
-
-
-def _same_opening(talk: Talk, known: Exchange | None) -> bool:
-    """Whether what the template puts before the messages is still the same."""
-    return known is None or (talk.tools, talk.template_args) == (
-        known.talk.tools,
-        known.talk.template_args,
+        tools=known.talk.tools if talk.tools is None else talk.tools,
+        template_args=(
+            known.talk.template_args if talk.template_args is None else talk.template_args
+        ),
     )
 
 

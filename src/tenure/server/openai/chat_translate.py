@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from tenure.core.errors import InvalidField, UnsupportedField, UserError
@@ -62,9 +62,6 @@ def chat_ask(body: ChatBody, header: str | None, bounds: Bounds) -> tuple[str, C
     place = place_of(body.session_params, body.session_id, header)
     n = n_answers(body, bounds, 1, place)
     answer_id, (ids,) = turn_ids(body, "chatcmpl-", 1, n)
-    tools = [
-        tool(t.function.name, t.function.description, t.function.parameters) for t in _tools(body)
-    ]
     view = View(
         skip_special=body.skip_special_tokens,
         keep_stop=body.no_stop_trim,
@@ -73,7 +70,7 @@ def chat_ask(body: ChatBody, header: str | None, bounds: Bounds) -> tuple[str, C
         reasoning=body.separate_reasoning,
     )
     run = run_of(body, bounds, _max_tokens(body, bounds), _logprobs(body, bounds), _grammar(body))
-    return answer_id, ChatAsk(_talk(body, tools, place, bounds), place, run, view, tuple(ids))
+    return answer_id, ChatAsk(_talk(body, place, bounds), place, run, view, tuple(ids))
 
 
 def template_message(message: MessageBody, path: str) -> Message:
@@ -95,7 +92,16 @@ def template_message(message: MessageBody, path: str) -> Message:
     return shown
 
 
-def _talk(body: ChatBody, tools: Sequence[Tool], place: Place, bounds: Bounds) -> Talk:
+def _template_tools(body: ChatBody) -> tuple[Tool, ...] | None:
+    """Tools as templates take them; None where the request has none of its own."""
+    if body.tools is None or body.tool_choice == "none":
+        return None
+    return tuple(
+        tool(t.function.name, t.function.description, t.function.parameters) for t in body.tools
+    )
+
+
+def _talk(body: ChatBody, place: Place, bounds: Bounds) -> Talk:
     messages = tuple(
         template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)
     )
@@ -108,7 +114,8 @@ def _talk(body: ChatBody, tools: Sequence[Tool], place: Place, bounds: Bounds) -
     if body.continue_final_message and not _ends_with_reply(messages):
         allowed = "false unless the last message is the assistant's text"
         raise InvalidField("continue_final_message", True, allowed)
-    return Talk(messages, tuple(tools), _template_args(body, bounds), body.continue_final_message)
+    args = _template_args(body, bounds)
+    return Talk(messages, _template_tools(body), args or None, body.continue_final_message)
 
 
 def _ends_with_reply(messages: tuple[Message, ...]) -> bool:
