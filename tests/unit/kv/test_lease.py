@@ -183,6 +183,15 @@ def test_truncate_below_shared_without_a_free_page_falls_to_the_page_boundary(ri
     r.check((lease, log))
 
 
+def test_truncate_below_shared_uses_a_page_that_it_gives_back(rig) -> None:
+    r = rig(FullGroup(4))
+    lease, log = r.start(range(16))
+    lease.publish(log, 12)
+    assert r.free() == 0
+    assert lease.truncate(6) == 6
+    r.check((lease, log))
+
+
 def test_truncate_to_nothing(rig) -> None:
     r = rig(FullGroup(4))
     lease, log = r.turn(range(10))

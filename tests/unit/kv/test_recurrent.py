@@ -218,15 +218,16 @@ def test_a_failed_first_step_is_not_published(rig) -> None:
     assert r.cached(log.all()) == 0
 
 
-def test_checkpoints_inside_a_node_go_before_those_at_ends(rig) -> None:
-    r = rig(FullGroup(16), RecurrentGroup(4, checkpoint_every=4))
+def test_checkpoints_inside_a_node_go_before_older_ones_at_ends(rig) -> None:
+    r = rig(FullGroup(16), RecurrentGroup(6, checkpoint_every=4))
+    r.store([7] * 4)
     r.store(range(12))
-    assert r.tree(1) == 3
-    first = r.kv.acquire("b", tokens([1]))
-    second = r.kv.acquire("b", tokens([1]))
-    assert (r.cached(range(12)), r.cached(range(11)), r.cached(range(7))) == (12, 8, 0)
-    first.release()
-    second.release()
+    assert (r.tree(1), r.free(1)) == (4, 2)
+    for _ in range(4):
+        r.kv.acquire("b", tokens([1]))
+    assert (r.cached([7] * 4), r.cached(range(12)), r.cached(range(11))) == (4, 12, 0)
+    r.kv.acquire("b", tokens([1]))
+    assert (r.cached([7] * 4), r.cached(range(12))) == (0, 12)
     r.check()
 
 

@@ -144,20 +144,34 @@ def test_fork_where_the_window_is_gone_falls_to_where_it_is_held(rig) -> None:
     r.check((lease, log), (fork, log))
 
 
-def test_interior_window_pages_go_before_anybody_elses_window(rig) -> None:
+def test_pages_left_of_a_nodes_last_window_go_before_an_older_window(rig) -> None:
     r = rig(SlidingGroup(10, window=8))
+    r.store([7] * 8)
     lease, log = r.start(range(16))
     for up_to in (16, 24):
         log = log.append(tokens(range(200, 200 + up_to - len(log))))
         r.write(lease, log)
         lease.publish(log, up_to)
     lease.release()
-    r.store([7] * 8)
-    assert r.cached(log.all()) == 24
-    other = r.kv.acquire("a", tokens([9]))
+    before = r.tree()
+    other = r.kv.acquire("b", tokens())
     other.extend(4 * r.free() + 4)
-    assert r.cached(log.all()) == 24
-    assert r.cached([7] * 8) == 8
+    assert (r.cached(log.all()), r.cached([7] * 8)) == (24, 8)
+    assert r.tree() == before - 1
+
+
+def test_a_window_is_as_fresh_as_the_leaf_that_needs_it(rig) -> None:
+    """The shared part was not touched since the long turn began; its leaf was when it ended."""
+    r = rig(SlidingGroup(7, window=8))
+    lease, log = r.turn([*[1] * 8, *[2] * 4])
+    r.store([*[1] * 8, *[3] * 4])
+    r.store([9] * 8)
+    lease.release()
+    other = r.kv.acquire("b", tokens())
+    other.extend(4 * r.free() + 4)
+    other.extend(other.capacity + 4)
+    assert (r.cached(log.all()), r.cached([9] * 8)) == (12, 0)
+    r.check()
 
 
 def test_a_claimed_window_is_never_evicted(rig) -> None:
@@ -174,10 +188,12 @@ def test_a_claimed_window_is_never_evicted(rig) -> None:
 def test_shared_window_pages_are_given_up_once_the_lease_moved_on(rig) -> None:
     r = rig(SlidingGroup(8, window=8))
     lease, log = r.turn(range(12))
+    other = r.kv.acquire("b", tokens())
+    with pytest.raises(NoRoom):
+        other.extend(4 * 6)
     log = log.append(tokens(range(70, 90)))
     r.write(lease, log)
     assert r.kv.occupancy()[0].evictable == r.tree()
-    other = r.kv.acquire("b", tokens())
     other.extend(4 * 5)
     r.check((lease, log))
 
@@ -231,6 +247,16 @@ def test_a_leaf_goes_before_the_inner_pages_its_window_reaches_into(rig) -> None
     r.check()
 
 
+def test_a_leaf_goes_before_its_parent_of_the_same_age(rig) -> None:
+    r = rig(SlidingGroup(4, window=8))
+    log = r.store(range(12))
+    for n in (8, 12):
+        r.kv.acquire("a", log.read(0, n)).release()
+    r.kv.acquire("b", tokens()).extend(8)
+    assert r.cached(log.all()) == 8
+    r.check()
+
+
 def test_windows_of_several_groups_are_kept_apart(rig) -> None:
     r = rig(SlidingGroup(8, window=4), SlidingGroup(12, window=16))
     lease, log = r.turn(range(22))
@@ -253,3 +279,23 @@ def test_a_rewind_lands_on_the_last_page_that_the_lease_itself_still_holds(rig) 
     lease, log = r.start(range(23))
     assert lease.truncate(22) == 20
     r.check((lease, log))
+
+
+def test_a_rewind_goes_down_until_all_groups_agree(rig) -> None:
+    """For 30: a checkpoint at 24, whose window is gone; a window at 12 without a checkpoint; 8."""
+    r = rig(RecurrentGroup(16, checkpoint_every=8), SlidingGroup(16, window=8))
+    lease, log = r.turn(range(12))
+    log = log.append(tokens(range(50, 78)))
+    r.write(lease, log)
+    assert lease.truncate(30) == 8
+    r.check((lease, log))
+
+
+def test_a_match_goes_down_until_all_groups_agree(rig) -> None:
+    r = rig(RecurrentGroup(16, checkpoint_every=8), SlidingGroup(16, window=8))
+    lease, log = r.turn(range(12))
+    log = log.append(tokens(range(50, 78)))
+    r.write(lease, log)
+    lease.publish(log, 40)
+    assert r.cached(log.all()) == 40
+    assert r.cached(log.read(0, 30)) == 8

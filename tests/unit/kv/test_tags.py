@@ -202,14 +202,17 @@ def test_a_closed_sessions_node_goes_as_an_untagged_one(rig) -> None:
 
 
 def test_losing_one_of_two_tags_moves_a_node_forward(rig) -> None:
-    r = rig(FullGroup(4))
+    r = rig(FullGroup(6))
     finish(r, "s", [1] * 8)
     finish(r, "t", [1] * 8)
     finish(r, "u", [2] * 8)
-    r.kv.tags.release("s")
+    finish(r, "v", [3] * 8)
     lease = r.kv.acquire("b", tokens())
     lease.extend(8)
-    assert (r.cached([1] * 8), r.cached([2] * 8)) == (0, 8)
+    assert [r.cached([i] * 8) for i in (1, 2, 3)] == [8, 0, 8]
+    r.kv.tags.release("s")
+    lease.extend(16)
+    assert [r.cached([i] * 8) for i in (1, 2, 3)] == [0, 0, 8]
 
 
 def test_pages_of_all_groups_are_counted(rig) -> None:
