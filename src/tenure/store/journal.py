@@ -67,13 +67,14 @@ class SqliteJournal:
         except sqlite3.Error as error:
             raise refusal(self._database.path, error) from error
         self._restore_s = time.perf_counter() - began
-        log.info(
-            "journal_restored",
-            path=str(self._database.path),
-            sessions=self._n_sessions,
-            turns=self._n_turns,
-            seconds=round(self._restore_s, 3),
-        )
+        if self._n_sessions:
+            log.info(
+                "journal_restored",
+                path=str(self._database.path),
+                sessions=self._n_sessions,
+                turns=self._n_turns,
+                seconds=round(self._restore_s, 3),
+            )
 
     def start(self, wake: Callable[[], None]) -> None:
         self.writer.start(wake)
