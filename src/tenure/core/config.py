@@ -46,7 +46,8 @@ class EngineConfig:
     """How the engine schedules; construction raises ConfigError.
 
     `step_tokens` bounds the tokens of a step, `mixed_tokens` the prefill in one where some requests
-    decode; `max_running` bounds the requests that run at once, `max_queue` those that wait.
+    decode, until measured speed decides it (see `sched.pace`); `max_running` bounds the requests
+    that run at once, `max_queue` those that wait.
     """
 
     step_tokens: int = 512

@@ -18,6 +18,7 @@ from tenure.core.events import Aborted, Finish, LengthReached
 from tenure.core.plan import Choice, Plan, Result, Row, RowResult
 from tenure.kv.lease import Lease
 from tenure.kv.manager import KvCache
+from tenure.sched.pace import Pace
 from tenure.sched.policy import prefill_budget, shares_unfinished_prefix
 from tenure.sched.queue import RankedRequests
 from tenure.sched.request import ENDED, Ended, Request, Running, Waiting
@@ -57,6 +58,7 @@ class Scheduler:
         self._clock = clock
         self._waiting = RankedRequests(config.order)
         self._running = RankedRequests(config.order)
+        self._pace = Pace(config.mixed_tokens)
         self._pressed = False
         self._source: Request | None = None
         self.n_preemptions = 0
@@ -137,7 +139,8 @@ class Scheduler:
 
     def _budget(self) -> int:
         n_decoding = sum(1 for request in self._running if self._remaining(request) == 1)
-        return prefill_budget(self._config.step_tokens, self._config.mixed_tokens, n_decoding)
+        mixed_tokens = self._pace.mixed_budget(n_decoding)
+        return prefill_budget(self._config.step_tokens, mixed_tokens, n_decoding)
 
     def _give(self, draft: _Draft, request: Request, most: int) -> None:
         """Give a running request a row of up to `most` tokens; preempts those behind it."""
@@ -243,6 +246,9 @@ class Scheduler:
 
     def apply(self, plan: Plan, result: Result) -> Iterator[Progress]:
         """Commit what a step did. The caller settles each request that ended before going on."""
+        n_decoding = sum(1 for row in plan.rows if len(row.tokens) == 1)
+        n_prefill = plan.n_tokens - n_decoding
+        self._pace.saw(n_decoding, n_prefill, result.forward_s + result.choose_s)
         by_number = {request.spec.number: request for request in self._running}
         for row, done in zip(plan.rows, result.rows, strict=True):
             request = by_number.get(row.request)

@@ -1,0 +1,66 @@
+"""Prefill beside decoding is cut so that the time between tokens stays under twice its usual."""
+
+from __future__ import annotations
+
+from tenure.core.clock import ManualClock
+from tenure.core.params import SamplingParams
+from tenure.core.plan import Plan, Result
+from tenure.sched.pace import LEAST_TOKENS, Pace
+from tenure.testing.fake_runner import FakeRunner
+from tenure.testing.harness import FakeSetup
+from tenure.testing.stepped import SteppedEngine
+
+
+class SteadyRunner(FakeRunner):
+    """Says that a step took 10 ms, and 1 ms more for each token of prefill."""
+
+    def __init__(self, setup: FakeSetup) -> None:
+        super().__init__(setup.kv_spec(), setup.model)
+        self.step_s: list[float] = []
+
+    def execute(self, plan: Plan) -> Result:
+        n_prefill = sum(len(row.tokens) for row in plan.rows if len(row.tokens) > 1)
+        self.step_s.append(0.010 + 0.001 * n_prefill)
+        return Result(super().execute(plan).rows, forward_s=self.step_s[-1])
+
+
+def test_decoding_keeps_its_pace_while_a_long_prompt_arrives() -> None:
+    setup = FakeSetup(n_pages=400, step_tokens=256, mixed_tokens=64)
+    runner = SteadyRunner(setup)
+    clock = ManualClock()
+    engine = SteppedEngine(setup.wiring(runner, clock), clock)
+    params = SamplingParams(temperature=0.0, max_new_tokens=200)
+    for i in range(2):
+        engine.submit(f"decoding{i}", [i, 1, 2], None, params)
+    for _ in range(20):
+        engine.engine.step()
+    n_before = len(runner.step_s)
+    engine.submit("long", [7] * 300, None, SamplingParams(temperature=0.0, max_new_tokens=1))
+    while "long" not in engine.finished:
+        engine.engine.step()
+    during = runner.step_s[n_before:]
+    # The first step of the prompt is where its speed is learnt.
+    assert max(during[1:]) < 2 * 0.010
+    assert len(during) > (300 - 64) // 10
+
+
+def test_without_measurements_the_setting_decides() -> None:
+    pace = Pace(64)
+    pace.saw(4, 0, 0.0)
+    assert pace.mixed_budget(4) == 64
+    pace.saw(4, 0, 0.010)
+    assert pace.mixed_budget(4) == 64
+
+
+def test_prefill_never_stands_still() -> None:
+    pace = Pace(64)
+    pace.saw(4, 0, 0.001)
+    pace.saw(0, 100, 10.0)
+    assert pace.mixed_budget(4) == LEAST_TOKENS
+
+
+def test_a_fast_machine_mixes_more() -> None:
+    pace = Pace(64)
+    pace.saw(4, 0, 0.010)
+    pace.saw(0, 1000, 0.010)
+    assert pace.mixed_budget(4) == 900
