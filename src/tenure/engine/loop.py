@@ -245,9 +245,9 @@ class EngineLoop:
 
     def _tell(self) -> None:
         """Tokens go out at once, the ends of turns when they are durable."""
-        posted = self._engine.journal.post()
+        awaited = self._engine.journal.post()
         self._flush_events()
-        self._engine.journal.settle(COMMIT_WAIT_S if posted else 0.0)
+        self._engine.journal.settle(COMMIT_WAIT_S if awaited else 0.0)
         self._flush_events()
 
     def _flush_events(self) -> None:

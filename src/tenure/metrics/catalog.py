@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from tenure.core.info import EngineInfo, GroupInfo
+from tenure.core.info import EngineInfo, GroupInfo, JournalInfo
 
 Labels = tuple[str, ...]
 Sample = tuple[Labels, float]
@@ -36,6 +36,18 @@ def _gauge(name: str, help: str, read: Callable[[EngineInfo], float]) -> Metric:
 
 def _counter(name: str, help: str, read: Callable[[EngineInfo], float]) -> Metric:
     return Metric(name, Kind.COUNTER, help, lambda info: [((), read(info))])
+
+
+def _journal(
+    name: str, help: str, read: Callable[[JournalInfo], float], kind: Kind = Kind.COUNTER
+) -> Metric:
+    """A metric with no sample where there is no journal."""
+    return Metric(
+        name,
+        kind,
+        help,
+        lambda info: [] if info.journal is None else [((), read(info.journal))],
+    )
 
 
 _PLACES: dict[str, Callable[[GroupInfo], int]] = {
@@ -138,4 +150,15 @@ CATALOG = (
     _counter("tenure_step_seconds", "Time in steps.", lambda i: i.counters.step_s),
     _counter("tenure_forward_seconds", "Time in forward passes.", lambda i: i.counters.forward_s),
     _counter("tenure_choose_seconds", "Time choosing tokens.", lambda i: i.counters.choose_s),
+    _journal(
+        "tenure_journal_durable",
+        "1 if what happens now survives a restart.",
+        lambda j: j.durable,
+        Kind.GAUGE,
+    ),
+    _journal("tenure_journal_bytes", "Size on disk.", lambda j: j.size_bytes, Kind.GAUGE),
+    _journal("tenure_journal_records", "Records written.", lambda j: j.n_records),
+    _journal("tenure_journal_commits", "Transactions.", lambda j: j.n_commits),
+    _journal("tenure_journal_failures", "Transactions that failed.", lambda j: j.n_failures),
+    _journal("tenure_journal_commit_seconds", "Time in transactions.", lambda j: j.commit_s),
 )

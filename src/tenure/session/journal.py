@@ -142,7 +142,7 @@ class Journal(Protocol):
         ...
 
     def post(self) -> bool:
-        """Pass on what was taken since the last time; False if that is nothing."""
+        """Pass on what was taken since the last time; True if somebody waits for some of it."""
         ...
 
     def settle(self, timeout_s: float) -> None:

@@ -103,10 +103,11 @@ class SqliteJournal:
     def post(self) -> bool:
         if not self._taken:
             return False
+        awaited = any(entry.done is not ignore for entry in self._taken)
         self.writer.post(tuple(self._taken))
         self._taken.clear()
         self._n_open += 1
-        return True
+        return awaited
 
     def settle(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

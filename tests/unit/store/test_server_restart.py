@@ -13,6 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
+import tenure
+from tenure.core.config import JournalSettings
+from tenure.core.errors import ConfigError
 from tenure.testing.tiny_models import write_tiny_model
 
 TURN = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
@@ -83,3 +86,20 @@ def test_a_killed_server_goes_on_with_its_sessions(start):
     assert two["meta_info"]["prompt_tokens"] == len(context)
     journal = httpx2.get(second.url + "/server_info").json()["internal_states"][0]["journal"]
     assert (journal["durable"], journal["n_turns_restored"]) == (True, 1)
+
+
+def test_an_engine_in_python_keeps_sessions_where_it_is_told(tmp_path):
+    model = write_tiny_model(tmp_path / "model", "llama")
+    settings = {"max_kv_tokens": 2048, "threads": 1, "state_dir": tmp_path / "state"}
+    with tenure.Engine(str(model), **settings) as engine:
+        session = engine.open_session()
+        place = {"session_params": {"id": session}, "sampling_params": TURN}
+        one = engine.generate(input_ids=[1, 2, 3], **place)
+    with tenure.Engine(str(model), **settings) as engine:
+        place["session_params"]["rid"] = one["meta_info"]["id"]
+        two = engine.generate(input_ids=[4], **place)
+        context = [1, 2, 3, *one["output_ids"], 4]
+        fresh = engine.generate(input_ids=context, sampling_params=TURN)
+        assert two["output_ids"] == fresh["output_ids"]
+    with pytest.raises(ConfigError, match="one of the two"):
+        tenure.Engine(str(model), state_dir=tmp_path, journal=JournalSettings())
