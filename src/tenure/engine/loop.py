@@ -46,7 +46,7 @@ AUDIT_AFTER_S = 0.5
 Answer = Callable[[object], None]
 """Called from the engine's thread with the result, or with the TenureError that refused it."""
 
-DRAIN_S = 4.0
+DRAIN_S = 3.0
 """How long a stop waits for the journal."""
 
 STOPPED = Aborted("The engine was stopped.", 503, "engine_stopped")

@@ -3,7 +3,7 @@
     session   an open session; rows go when it closes
     turn      a done turn, by order of its end. In a streaming session only the newest counts as a
               turn; of those before it only the tokens, which its context is made of
-    facts     names and values: the model, and how often the file was probed for being writable
+    facts     names and values: the model, and what is written to see whether the disk takes it
 
 `locking_mode` is EXCLUSIVE: no other connection, of this process or another, can write or
 checkpoint, which two at once may do wrongly before SQLite 3.51.3.
@@ -138,7 +138,7 @@ class Database:
 
     def claim(self, model: ModelInfo) -> None:
         """Note whose sessions these are. Raises ConfigError where they are another model's."""
-        facts = [("fingerprint", model.fingerprint), ("model", model.name), ("probes", "0")]
+        facts = [("fingerprint", model.fingerprint), ("model", model.name), ("probe", "")]
         try:
             self._db.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts)
             found = dict(self._db.execute("SELECT name, value FROM facts"))
@@ -222,12 +222,15 @@ class Database:
             raise
         return reasons
 
-    def probe(self) -> None:
-        """Write a little, which must change every time. Raises sqlite3.Error.
+    def probe(self, n_bytes: int = 16) -> None:
+        """Write so much, and give the room back. Raises sqlite3.Error.
 
         The first write to an empty log waits for the disk; this lets no turn be that write.
         """
-        self._db.execute("UPDATE facts SET value = value + 1 WHERE name = 'probes'")
+        self._db.execute(
+            "UPDATE facts SET value = hex(randomblob(?)) WHERE name = 'probe'", (n_bytes // 2,)
+        )
+        self._db.execute("UPDATE facts SET value = '' WHERE name = 'probe'")
 
     def tidy(self) -> None:
         """Bring the log into the file, and give room that closed sessions left back to the disk."""

@@ -66,7 +66,9 @@ class FolderLock:
             holder = os.pread(self._file, 32, 0).decode(errors="replace") or "unknown"
             os.close(self._file)
             if not isinstance(error, BlockingIOError):
-                raise ConfigError(f"cannot lock {path}: {error.strerror}") from error
+                raise ConfigError(
+                    f"cannot lock {path}: {error.strerror}; {OTHER_FOLDER}"
+                ) from error
             raise ConfigError(
                 f"{folder} is in use by process {holder}; stop that one, or {OTHER_FOLDER}"
             ) from error

@@ -22,7 +22,7 @@ from tenure.store.writer import RETRY_S, Entry, Writer
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 FILE_NAME = "journal.sqlite3"
-CLOSE_S = 4.0
+CLOSE_S = 3.0
 """How long a close waits for the disk."""
 
 

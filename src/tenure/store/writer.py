@@ -14,12 +14,13 @@ from typing import TypeAlias, TypeGuard
 import structlog
 
 from tenure.core.errors import JournalFailed
-from tenure.session.journal import Done, Record, SessionGone, TurnGone
+from tenure.session.journal import Done, Record, SessionGone, TurnGone, TurnRecord
 from tenure.store.database import Database, explain
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 RETRY_S = 1.0
+PAGE_BYTES = 4096
 TIDY_AFTER_COMMITS = 256
 
 
@@ -69,6 +70,7 @@ class Writer:
         self._inbox: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._owed: list[Record] = []
         self._untidy = 0
+        self._n_refused_bytes = 0
         self._stopping = False
         self._gave_up = False
         self._thread = threading.Thread(target=self._run, name="tenure-journal", daemon=True)
@@ -144,7 +146,7 @@ class Writer:
         began = time.perf_counter()
         try:
             if self.problem is not None:
-                self._database.probe()
+                self._database.probe(self._n_refused_bytes)
             reasons = self._database.commit([*self._owed, *records])
         except Exception as error:
             return self._failed(entries, error)
@@ -170,6 +172,9 @@ class Writer:
             then = wait if self._required else "going on without durability until a restart"
             self._say(log.error, "journal_failed", reason=reason, then=then)
         self.problem = reason
+        if entries:
+            # Less room than this would only let the next turns run in vain.
+            self._n_refused_bytes = sum(_n_bytes(entry.record) for entry in entries)
         if not self._required:
             self._gave_up = True
             return [None] * len(entries)
@@ -197,6 +202,15 @@ class Writer:
 
 def _nobody() -> None:
     """Nobody sleeps."""
+
+
+def _n_bytes(record: Record | None) -> int:
+    """About what a record takes on disk."""
+    match record:
+        case TurnRecord(new=new, output=output):
+            return PAGE_BYTES + len(new) * new.itemsize + len(output) * output.itemsize
+        case _:
+            return PAGE_BYTES
 
 
 def _is_deletion(record: Record | None) -> TypeGuard[TurnGone | SessionGone]:

@@ -29,10 +29,10 @@ MODEL = ModelInfo("fake", "fake", "fake", "fake", 264, 1000, has_chat_template=F
 
 
 @contextmanager
-def full_disk() -> Generator[None]:
-    """While this lasts no file can grow, nor be written at all past its first byte."""
+def full_disk(n_bytes: int = 1) -> Generator[None]:
+    """While this lasts no file can be written past so many bytes."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, old[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, old[1]))
     try:
         yield
     finally:
@@ -93,6 +93,21 @@ def test_while_the_disk_is_full_no_work_is_begun_in_vain(start):
     info = kept.parts.reporter.info().journal
     assert (info.durable, info.problem, info.n_failures > 0) == (True, None, True)
     kept.open("t")
+
+
+def test_room_for_less_than_what_failed_is_not_taken_for_room(start):
+    kept = start(setup=FakeSetup(n_pages=4096))
+    kept.open()
+    kept.turn("a", PROMPT, SessionRef("s"))
+    n_bytes = len(kept.image()[f"{FILE_NAME}-wal"])
+    with full_disk(n_bytes + 40_000):
+        kept.turn("b", [1] * 12_000, SessionRef("s", "a"))
+        kept.write()
+        with pytest.raises(JournalFailed):
+            kept.submit("c", [1], SessionRef("s", "a"))
+    with full_disk(n_bytes + 400_000):
+        kept.write()
+        assert kept.turn("c", [1], SessionRef("s", "a"))
 
 
 def test_a_session_that_cannot_be_kept_is_not_opened(start, restart):
