@@ -13,7 +13,15 @@ MAX_FUNCTION_LINES = 60
 MAX_FIELDS = 15
 NATIVE_SUFFIXES = (".cpp", ".hpp")
 FLAT_RECORDS = frozenset(
-    {"SamplingBody", "GenerateBody", "ExtendedBody", "ChatBody", "TurnMeta", "Counters"}
+    {
+        "SamplingBody",
+        "GenerateBody",
+        "ExtendedBody",
+        "ChatBody",
+        "ResponseBody",
+        "TurnMeta",
+        "Counters",
+    }
 )
 """Records that mirror a list from outside field by field; nesting them would hide it."""
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from tenure.engine.client import EngineClient
+from tenure.server.chat.bounds import Bounds
 from tenure.server.chat.service import ChatService
 from tenure.server.errors import HttpError, general
 from tenure.server.openai.errors import shaped
+from tenure.server.openai.responses.conversations import ConversationsService
+from tenure.server.openai.responses.routes import ResponsesRoutes
+from tenure.server.openai.responses.service import ResponsesService
+from tenure.server.openai.responses.store import MemoryStore
 from tenure.server.openai.routes import OpenAIRoutes
 from tenure.server.settings import ServerSettings
 from tenure.server.tools.formats import named_format
@@ -17,7 +22,14 @@ def chat_routers(client: EngineClient, settings: ServerSettings) -> list[APIRout
     """Raises ConfigError for an unknown `tool_call_parser`."""
     name = settings.tool_call_parser
     service = ChatService(client, None if name is None else named_format(name))
-    return [OpenAIRoutes(client, service, settings.limits).router()]
+    bounds = Bounds(client.model, service.prompter, settings.limits)
+    store = MemoryStore()
+    responses = ResponsesService(client, service, store, bounds)
+    conversations = ConversationsService(store, responses)
+    return [
+        OpenAIRoutes(client, service, bounds).router(),
+        ResponsesRoutes(responses, conversations).router(),
+    ]
 
 
 def shape_of(

@@ -8,8 +8,13 @@ from pydantic import ValidationError
 from tenure.core.errors import UnsupportedField
 from tenure.server.chat.bounds import Bounds
 from tenure.server.chat.prompter import Prompter
+from tenure.server.chat.refusals import refuse
 from tenure.server.limits import Limits
 from tenure.server.openai import chat_translate, completion_translate
+from tenure.server.openai.responses import translate as responses
+from tenure.server.openai.responses.body import begun
+from tenure.server.openai.responses.past import Past
+from tenure.server.openai.responses.schema import ResponseBody
 from tenure.server.openai.schema import ChatBody, CompletionBody, MessageBody
 from tenure.testing.byte_tokenizer import ByteTokenizer
 from tenure.testing.chat_templates import THINKING
@@ -73,6 +78,46 @@ COMPLETION = {
     "logprobs": 1,
     "json_schema": "{}",
 }
+RESPONSE = {
+    "instructions": "i",
+    "max_output_tokens": 5,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_logprobs": 2,
+    "include": [responses.LOGPROBS],
+    "tools": [{"type": "function", "name": "f"}],
+    "tool_choice": {"tool_choice": "none", "tools": [{"type": "function", "name": "f"}]},
+    "parallel_tool_calls": False,
+    "text": {"format": {"type": "json_object"}},
+    "reasoning": {"effort": "none"},
+    "metadata": {"a": "b"},
+    "user": "u",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "top_k": 3,
+    "min_p": 0.1,
+    "frequency_penalty": 1.0,
+    "presence_penalty": 1.0,
+    "repetition_penalty": 1.5,
+    "stop": "x",
+    "seed": 3,
+    "priority": 2,
+    "extra_key": "k",
+    "cache_salt": "c",
+    "chat_template_kwargs": {"a": 1},
+}
+WHERE_IT_GOES = {
+    "input",
+    "previous_response_id",
+    "conversation",
+    "store",
+    "background",
+    "stream",
+    "session_params",
+    "session_id",
+}
+"""Where a response begins and how it is answered; each has tests of its own."""
+
 MESSAGE = {
     "role": "assistant",
     "content": "other",
@@ -101,6 +146,18 @@ def completion(fields):
     return completion_translate.completion_ask(body, None, bounds(), ByteTokenizer())[1]
 
 
+def response(fields):
+    body = ResponseBody.model_validate({"input": "a", **fields})
+    refuse(body, responses.REFUSED)
+    return (
+        responses.run_of(body, bounds()),
+        responses.view_of(body),
+        responses.tools_of(body),
+        responses.template_args(body, bounds()),
+        begun(body, "resp", 0, "fake", Past()),
+    )
+
+
 def message(fields):
     body = MessageBody.model_validate({"role": "user", "content": "a", **fields})
     return chat_translate.template_message(body, "messages[0]")
@@ -112,6 +169,13 @@ def fields_of(name, value):
 
 
 CASES = [
+    (
+        ResponseBody,
+        response,
+        RESPONSE,
+        responses.REFUSED,
+        {*responses.NO_EFFECT, *WHERE_IT_GOES},
+    ),
     (ChatBody, chat, CHAT, chat_translate.REFUSED, chat_translate.NO_EFFECT),
     (
         CompletionBody,
@@ -126,7 +190,7 @@ CASES = [
 
 @pytest.mark.parametrize(("schema", "translate", "mapped", "refused", "no_effect"), CASES)
 def test_every_field_has_its_place(schema, translate, mapped, refused, no_effect):
-    shape = SHAPE_OF_ANSWER & set(schema.model_fields)
+    shape = SHAPE_OF_ANSWER & set(schema.model_fields) - set(no_effect)
     places = [set(mapped), set(refused), set(no_effect), shape]
     assert sum(map(len, places)) == len(set().union(*places))
     assert set().union(*places) == set(schema.model_fields)
@@ -142,7 +206,7 @@ def test_what_is_mapped_changes_what_is_asked(translate, name, value):
     if name == "rid":
         assert translate(fields).ids in (("r",), (("r",),))
     else:
-        fixed = {} if translate is message else {"rid": "x"}
+        fixed = {"rid": "x"} if translate in (chat, completion) else {}
         assert translate({**fixed, **fields}) != translate({**fixed, **without})
 
 

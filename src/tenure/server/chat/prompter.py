@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tenure.core.errors import UnsupportedField
+from tenure.core.errors import InvalidField, UnsupportedField
 from tenure.core.tokens import Tokens, tokens
 from tenure.engine.text import Text
 from tenure.model.chat_template import NO_TEMPLATE, ChatTemplate, Message
@@ -19,6 +19,9 @@ from tenure.server.tools.formats import HERMES, CallFormat, format_of
 from tenure.server.tools.parser import CallParser, random_ids
 
 T = TypeVar("T")
+
+RESERVED = ("messages", "tools", "add_generation_prompt", "new", "ended_with", "thought")
+"""Names that the template already has from elsewhere."""
 
 LONG_TEXT_CHARS = 16_384
 """Text over this length is made into tokens in a thread, so that the event loop goes on."""
@@ -112,6 +115,13 @@ class Prompter:
         if effort == "none" and not self.thinks:
             return {}
         raise UnsupportedField(field, "this model's chat template has no setting for it")
+
+    def free_args(self, given: Mapping[str, object]) -> dict[str, object]:
+        """Template arguments of the caller's own. Raises InvalidField for a name that is taken."""
+        for name in RESERVED:
+            if name in given:
+                raise InvalidField(f"chat_template_kwargs.{name}", given[name], "absent")
+        return dict(given)
 
     def marks(self, talk: Talk, view: View) -> frozenset[int]:
         """Special tokens that the reader has to see."""

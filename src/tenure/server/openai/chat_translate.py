@@ -51,8 +51,6 @@ MESSAGE_REFUSED: Mapping[str, Refused] = MappingProxyType(
         "function_call": Refused("use tool_calls"),
     }
 )
-RESERVED = ("messages", "tools", "add_generation_prompt", "new", "ended_with", "thought")
-"""Names that the template already has from elsewhere."""
 
 
 def chat_ask(body: ChatBody, header: str | None, bounds: Bounds) -> tuple[str, ChatAsk]:
@@ -188,12 +186,8 @@ def _logprobs(body: ChatBody, bounds: Bounds) -> LogprobParams | None:
 
 
 def _template_args(body: ChatBody, bounds: Bounds) -> dict[str, object]:
-    given = dict(body.chat_template_kwargs or {})
-    for name in RESERVED:
-        if name in given:
-            raise InvalidField(f"chat_template_kwargs.{name}", given[name], "absent")
     effort = bounds.prompter.effort_args("reasoning_effort", body.reasoning_effort)
-    return {**effort, **given}
+    return {**effort, **bounds.prompter.free_args(body.chat_template_kwargs or {})}
 
 
 def _content(message: MessageBody, path: str) -> str | list[dict[str, object]]:

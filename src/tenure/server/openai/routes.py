@@ -15,7 +15,6 @@ from tenure.engine.client import EngineClient
 from tenure.server.chat.bounds import Bounds
 from tenure.server.chat.prompter import off_loop
 from tenure.server.chat.service import ChatService, Job
-from tenure.server.limits import Limits
 from tenure.server.openai import chat_answer
 from tenure.server.openai.chat_answer import ChatWriter
 from tenure.server.openai.chat_translate import chat_ask
@@ -37,10 +36,10 @@ Writer = ChatWriter | CompletionWriter
 class OpenAIRoutes:
     """Handlers over one service."""
 
-    def __init__(self, client: EngineClient, service: ChatService, limits: Limits) -> None:
+    def __init__(self, client: EngineClient, service: ChatService, bounds: Bounds) -> None:
         self._client = client
         self._service = service
-        self._bounds = Bounds(client.model, service.prompter, limits)
+        self._bounds = bounds
 
     def router(self) -> APIRouter:
         router = APIRouter(
