@@ -50,10 +50,13 @@ def available_threads() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The settings that name the arithmetic, resolved: part of what decides the bits."""
+    """What numbers are held in, resolved: part of what decides the bits.
 
+    `dtype` lists the encodings of stored matrices, or names what they were quantised to.
+    """
+
+    dtype: str
     kv_dtype: str
-    requantize: str
 
 
 class NativeExecutor:
@@ -72,7 +75,7 @@ class NativeExecutor:
         return {
             "backend": self.name,
             "device": "cpu",
-            "dtype": self._arithmetic.requantize,
+            "dtype": self._arithmetic.dtype,
             "kv_dtype": self._arithmetic.kv_dtype,
             "kernels": self._model.isa,
             "threads": self._model.n_threads,
@@ -137,15 +140,14 @@ class NativeBackend:
             raise ConfigError(
                 f"device must be auto or cpu on the native backend, got {settings.device!r}"
             )
-        arithmetic = Arithmetic(
-            kv_dtype=_known("kv_dtype", settings.kv_dtype, "float16", KV_DTYPES),
-            requantize=_known("dtype", settings.dtype, "stored", tuple(REQUANTIZE)),
-        )
+        kv_dtype = _known("kv_dtype", settings.kv_dtype, "float16", KV_DTYPES)
+        dtype = _known("dtype", settings.dtype, "stored", tuple(REQUANTIZE))
         isa = _isa(_native.detect_isa(), _native.kernel_isas())
         threads = settings.threads or available_threads()
         model = _native.Model(native_spec(spec), isa, threads)
-        fill_model(model, spec, weights, REQUANTIZE[arithmetic.requantize], progress)
-        return NativeExecutor(model, spec, arithmetic)
+        encodings = fill_model(model, spec, weights, REQUANTIZE[dtype], progress)
+        held = ", ".join(encodings) if dtype == "stored" else dtype
+        return NativeExecutor(model, spec, Arithmetic(held, kv_dtype))
 
 
 def _known(field: str, name: str, default: str, known: tuple[str, ...]) -> str:

@@ -83,8 +83,11 @@ def fill_model(
     weights: WeightSource,
     requantize: int,
     progress: Progress,
-) -> None:
-    """Pack every weight that `spec` names; ModelError when one is missing or of another shape."""
+) -> tuple[str, ...]:
+    """Pack every weight that `spec` names, and return the encodings that matrices came in.
+
+    Raises ModelError when a weight is missing or of another shape.
+    """
     filler = _Filler(model, weights, requantize, progress)
     filler.matrix(MODEL, "embed", spec.n_vocab, spec.d_model)
     filler.vector(MODEL, "norm", spec.d_model, spec.norm_offset)
@@ -95,6 +98,7 @@ def fill_model(
         model.tie_head()
     else:
         filler.matrix(MODEL, "head", spec.n_vocab, spec.d_model)
+    return tuple(encoding.value for encoding in Encoding if encoding in filler.encodings)
 
 
 def _fill_attention(filler: _Filler, layer: int, spec: AttentionSpec, model: ModelSpec) -> None:
@@ -139,10 +143,12 @@ class _Filler:
         self._progress = progress
         self._total = len(set(weights.names()))
         self._done = 0
+        self.encodings: set[Encoding] = set()
 
     def matrix(self, layer: int, name: str, n_out: int, n_in: int) -> None:
         stored = self._get(layer, name, (n_out, n_in))
         rows = stored.data.reshape(-1)
+        self.encodings.add(stored.encoding)
         number = ENCODING_NUMBERS[stored.encoding]
         self._model.set_matrix(layer, name, number, rows, n_out, n_in, self._requantize)
 
