@@ -47,7 +47,7 @@ async def converse(client, name: str, life: str, chance: random.Random) -> None:
 
 
 async def main(folder: Path, life: str) -> None:
-    setup = FakeSetup(n_pages=512)
+    setup = FakeSetup(n_pages=16384)
     wiring = setup.wiring(FakeRunner(setup.kv_spec(), setup.model), MonotonicClock())
     journal = SqliteJournal(folder, wiring.model, JournalSettings())
     journal.writer.tidy_after = 20
