@@ -124,9 +124,9 @@ class Tenure:
 def running_tenure(name: str, settings: TenureSettings) -> Iterator[Tenure]:
     """`tenure serve` as a child process on a free loopback port, stopped at the end."""
     port = free_port()
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as state:
         child = subprocess.Popen(
-            settings.command(port),
+            [*settings.command(port), f"--state-dir={state}"],
             env=settings.environ(),
             stdin=subprocess.DEVNULL,
             stdout=log,
