@@ -124,9 +124,9 @@ class Tenure:
 def running_tenure(name: str, settings: TenureSettings) -> Iterator[Tenure]:
     """`tenure serve` as a child process on a free loopback port, stopped at the end."""
     port = free_port()
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as state:
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
         child = subprocess.Popen(
-            [*settings.command(port), f"--state-dir={state}"],
+            [*settings.command(port), f"--state-dir={folder}"],
             env=settings.environ(),
             stdin=subprocess.DEVNULL,
             stdout=log,
