@@ -44,7 +44,7 @@ class Matrix {
     if (int(x.shape(1)) != packed_.n_in) throw nb::value_error("x does not fit the matrix");
     n_rows_ = int(x.shape(0));
     x_.assign(x.data(), x.data() + x.size());
-    acts_.resize(std::size_t(n_rows_) * std::size_t(packed_.n_groups()));
+    acts_.resize(std::size_t(n_rows_) * std::size_t(act_blocks(packed_.n_in)));
     pool_.run_ranges(n_rows_, 16, [&](int begin, int end, int) {
       kernels_.quantize(x_.data(), packed_.n_in, begin, end, acts_.data());
     });

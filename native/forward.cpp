@@ -47,7 +47,7 @@ class Step {
     m_.qkv_.reserve(n * std::size_t(heads + 2 * kv_heads));
     m_.attended_.reserve(n * std::size_t(heads));
     m_.wide_.reserve(n * std::size_t(2 * d_ff));
-    m_.acts_.reserve(n * std::size_t((widest + GROUP - 1) / GROUP));
+    m_.acts_.reserve(n * std::size_t(act_blocks(widest)));
   }
 
   template <class Body>

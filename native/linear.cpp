@@ -80,10 +80,31 @@ TENURE_INLINE void fetch_ahead(const std::byte* quants, const std::byte* scales,
   __builtin_prefetch(scales + (g + groups) * LINE);
 }
 
+// y and the part of one block, whose row's product with the panel is `dot`.
+template <Format F>
+TENURE_INLINE Vec add_block(Vec y, const ActBlock& block, const Scales& s, IVec dot) {
+  y = fma(splat(block.scale) * s.scale, to_float(dot), y);
+  if constexpr (has_min(F)) y = fma(splat(block.scaled_sum), s.min, y);
+  return y;
+}
+
+// y and the parts of the n blocks that refine its row. The panel's weights are in cache by now.
+template <Format F>
+TENURE_INLINE Vec refine(Vec y, const std::byte* quants, const std::byte* scales,
+                         const ActBlock* blocks, int n) {
+  for (int i = 0; i < n; ++i) {
+    IVec dot[1];
+    dot_group<1, F>(quants, scales, blocks[i].group, blocks + i, 0, dot);
+    y = add_block<F>(y, blocks[i], load_scales<F>(scales, blocks[i].group), dot[0]);
+  }
+  return y;
+}
+
 template <int R, Format F>
 void integer_tile(const Tile& tile) {
   const Packed& w = *tile.weights;
   const int n_groups = w.n_groups();
+  const int stride = act_blocks(w.n_in);
   const std::byte* const quants = w.quants + std::size_t(tile.panel) * w.quant_bytes();
   const std::byte* const scales = w.scales + std::size_t(tile.panel) * w.scale_bytes();
   Vec y[R];
@@ -93,17 +114,20 @@ void integer_tile(const Tile& tile) {
     const ActBlock* const a = tile.quantized + g;
     fetch_ahead<F>(quants, scales, g);
     IVec dot[R];
-    dot_group<R, F>(quants, scales, g, a, n_groups, dot);
+    dot_group<R, F>(quants, scales, g, a, stride, dot);
     const Scales s = load_scales<F>(scales, g);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const ActBlock& block = a[std::ptrdiff_t(r) * n_groups];
-      y[r] = fma(splat(block.scale) * s.scale, to_float(dot[r]), y[r]);
-      if constexpr (has_min(F)) y[r] = fma(splat(block.scaled_sum), s.min, y[r]);
-    }
+    for (int r = 0; r < R; ++r) y[r] = add_block<F>(y[r], a[r * stride], s, dot[r]);
   }
+  // Through memory: each row refines groups of its own, and one copy of that code is enough.
+  Vec rows[R];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) finish_row(tile, r, y[r]);
+  for (int r = 0; r < R; ++r) rows[r] = y[r];
+#pragma GCC unroll 1
+  for (int r = 0; r < R; ++r) {
+    const ActBlock* const refining = tile.quantized + r * stride + n_groups;
+    finish_row(tile, r, refine<F>(rows[r], quants, scales, refining, stride - n_groups));
+  }
 }
 
 template <Format F>
@@ -171,14 +195,14 @@ void run_panels(const LinearCall& call, const LinearPart& part, int begin, int e
                 int row_end) {
   const int n_rows = row_end - row_begin;
   const int n_tiles = (n_rows + MAX_ROWS - 1) / MAX_ROWS;
-  const std::ptrdiff_t n_groups = part.weights.n_groups();
+  const std::ptrdiff_t n_blocks = act_blocks(part.weights.n_in);
   for (int panel = begin; panel < end; ++panel) {
     for (int t = 0; t < n_tiles; ++t) {
       // Tiles of nearly equal size: 13 rows become 6 + 7, not 12 + 1.
       const int first = row_begin + n_rows * t / n_tiles;
       const int rows = row_begin + n_rows * (t + 1) / n_tiles - first;
       Tile tile{&part.weights, &part, nullptr, nullptr, panel, first};
-      if (call.quantized != nullptr) tile.quantized = call.quantized + first * n_groups;
+      if (call.quantized != nullptr) tile.quantized = call.quantized + first * n_blocks;
       if (call.x != nullptr) tile.x = call.x + std::ptrdiff_t(first) * part.weights.n_in;
       tile_of<F>(rows)(tile);
     }
@@ -202,11 +226,29 @@ void panels(const LinearCall& call, const LinearPart& part, int begin, int end, 
   }
 }
 
-TENURE_INLINE void quantize_group(Vec low, Vec high, ActBlock& out) {
-  const float peak = max_lanes(max(abs(low), abs(high)));
-  const Vec inverse = splat(peak > 0.0f ? 127.0f / peak : 0.0f);
-  low = round(low * inverse);
-  high = round(high * inverse);
+// The 32 values of a group.
+struct Group {
+  Vec low;
+  Vec high;
+};
+
+// Group g of a row of n values; zeros where the row ends.
+TENURE_INLINE Group load_group(const float* row, int n, int g) {
+  const float* const from = row + g * GROUP;
+  const int left = n - g * GROUP;
+  if (left >= GROUP) return {load(from), load(from + 16)};
+  const int low = left < 16 ? left : 16;
+  return {load_n(from, low), load_n(from + low, left - low)};
+}
+
+// Below it 127 / peak would overflow.
+constexpr float LEAST_PEAK = 0x1p-120f;
+
+TENURE_INLINE void quantize_group(const Group& x, int g, ActBlock& out) {
+  const float peak = max_lanes(max(abs(x.low), abs(x.high)));
+  const Vec inverse = splat(peak < LEAST_PEAK ? 0.0f : 127.0f / peak);
+  const Vec low = round(x.low * inverse);
+  const Vec high = round(x.high * inverse);
   store_i8(out.q, low);
   store_i8(out.q + 16, high);
   // Sums of integers below 2^24: exact in binary32.
@@ -216,23 +258,47 @@ TENURE_INLINE void quantize_group(Vec low, Vec high, ActBlock& out) {
   out.scaled_sum = out.scale * float(sum_low + sum_high);
   out.half_sum[0] = std::int16_t(sum_low);
   out.half_sum[1] = std::int16_t(sum_high);
-  out.offset = -128 * (sum_low + sum_high);
+  out.group = g;
+}
+
+// What rounding took from a group.
+TENURE_INLINE Group rounded_off(const Group& x, const ActBlock& block) {
+  const Vec minus_scale = splat(-block.scale);
+  const Vec low = load_i8(block.q);
+  const Vec high = load_i8(block.q + 16);
+  return {fma(minus_scale, low, x.low), fma(minus_scale, high, x.high)};
+}
+
+// Sets `groups`, in rising order, to those of a row that are refined. Returns how many there are.
+int choose_refined(const ActBlock* blocks, int n_groups, int (&groups)[N_REFINED]) {
+  int n = 0;
+  for (int g = 0; g < n_groups; ++g) {
+    if (n < N_REFINED) {
+      groups[n++] = g;
+      continue;
+    }
+    int least = N_REFINED - 1;
+    for (int i = N_REFINED - 2; i >= 0; --i) {
+      if (blocks[groups[i]].scale < blocks[groups[least]].scale) least = i;
+    }
+    if (!(blocks[g].scale > blocks[groups[least]].scale)) continue;
+    for (int i = least; i < N_REFINED - 1; ++i) groups[i] = groups[i + 1];
+    groups[N_REFINED - 1] = g;
+  }
+  return n;
 }
 
 void quantize(const float* x, int n, int begin, int end, ActBlock* out) {
   const int n_groups = (n + GROUP - 1) / GROUP;
   for (int row = begin; row < end; ++row) {
     const float* const from = x + std::ptrdiff_t(row) * n;
-    ActBlock* const to = out + std::ptrdiff_t(row) * n_groups;
-    for (int g = 0; g < n / GROUP; ++g) {
-      quantize_group(load(from + g * GROUP), load(from + g * GROUP + 16), to[g]);
-    }
-    const int left = n % GROUP;
-    if (left > 0) {
-      const float* const last = from + n - left;
-      const int high = left > 16 ? left - 16 : 0;
-      quantize_group(load_n(last, left < 16 ? left : 16), load_n(last + left - high, high),
-                     to[n_groups - 1]);
+    ActBlock* const to = out + std::ptrdiff_t(row) * act_blocks(n);
+    for (int g = 0; g < n_groups; ++g) quantize_group(load_group(from, n, g), g, to[g]);
+    int refined[N_REFINED];
+    const int n_refined = choose_refined(to, n_groups, refined);
+    for (int i = 0; i < n_refined; ++i) {
+      const int g = refined[i];
+      quantize_group(rounded_off(load_group(from, n, g), to[g]), g, to[n_groups + i]);
     }
   }
 }

@@ -172,7 +172,9 @@ template <int R>
 TENURE_INLINE void dot_eight_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
                                   IVec (&dot)[R]) {
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) dot[r] = splat_int(a[r * stride].offset);
+  for (int r = 0; r < R; ++r) {
+    dot[r] = dot_pairs(half_sums(a[r * stride]), pair(-128, -128));
+  }
   dot_half<R>(quants, g, 0, a, stride, dot);
   dot_half<R>(quants, g, 1, a, stride, dot);
 }

@@ -16,7 +16,7 @@ constexpr std::size_t ROW_STEP = 12;
 
 int rows_per_block(const LinearCall& call) {
   const Packed& w = call.parts[0].weights;
-  const std::size_t row_bytes = std::max(std::size_t(w.n_groups()) * sizeof(ActBlock),
+  const std::size_t row_bytes = std::max(std::size_t(act_blocks(w.n_in)) * sizeof(ActBlock),
                                          is_float(w.format) ? w.n_in * sizeof(float) : 0);
   const std::size_t fit = std::max(ROW_BLOCK_BYTES / row_bytes / ROW_STEP, std::size_t(2));
   return int(std::min(fit * ROW_STEP, std::size_t(call.n_rows)));

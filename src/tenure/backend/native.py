@@ -122,6 +122,9 @@ class NativeBackend:
 
     `dtype` int8 or int4 quantises unquantised matrices in groups of 32 at load. `kv_dtype` is
     float16 (default), float32 or int8. `threads` 0 takes every available core.
+
+    Quantised matrices multiply activations of int8: each token's own, in groups of 32, and the
+    group of largest values as the sum of two (see native/linear.hpp).
     """
 
     name = "native"

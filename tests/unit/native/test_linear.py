@@ -39,14 +39,37 @@ def apply(matrix, x, n_out, **options):
     return out
 
 
+N_REFINED = 1
+"""As in native/linear.hpp."""
+
+
+def as_int8(groups):
+    """Groups [..., 32] as int8 times a float32 scale: values of q, and scales [..., 1]."""
+    peak = np.abs(groups).max(axis=-1, keepdims=True)
+    inverse = np.divide(np.float32(127), peak, out=np.zeros_like(peak), where=peak >= 2.0**-120)
+    return np.rint(groups * inverse).astype(np.float64), peak / np.float32(127)
+
+
 def quantised_activations(x):
-    """What the layer multiplies: groups of 32 as int8 times a float32 scale, in NumPy."""
+    """What the layer multiplies, in NumPy: groups of 32 as int8 times a float32 scale, and what
+    that took from the groups of largest scale in the same form."""
     n_in = x.shape[1]
     groups = np.pad(x, ((0, 0), (0, -n_in % 32))).reshape(len(x), -1, 32)
-    peak = np.abs(groups).max(axis=2, keepdims=True)
-    inverse = np.divide(np.float32(127), peak, out=np.zeros_like(peak), where=peak > 0)
-    q = np.rint(groups * inverse)
-    return (q.astype(np.float64) * (peak / np.float32(127))).reshape(len(x), -1)[:, :n_in]
+    q, scale = as_int8(groups)
+    held = q * scale
+    first = np.argsort(-scale, axis=1, kind="stable")[:, :N_REFINED]
+    rest, rest_scale = as_int8((groups - held).astype(np.float32))
+    refined = np.take_along_axis(held + rest * rest_scale, first, axis=1)
+    np.put_along_axis(held, first, refined, axis=1)
+    return held.reshape(len(x), -1)[:, :n_in]
+
+
+def held_activations(x, isa):
+    """What the layer multiplies, in the extension: its product with the unit matrix."""
+    n = x.shape[1]
+    unit = quantise(np.eye(n, dtype=np.float32) * 127, Encoding.Q8_0)
+    matrix = native.Matrix(ENCODING_NUMBERS[Encoding.Q8_0], unit, n, n, 0, isa, 1)
+    return apply(matrix, x, n) / 127
 
 
 def block_multiples(encoding):
@@ -72,6 +95,37 @@ def test_quantised_layer_is_the_product_of_what_it_holds(encoding, isa):
     got = apply(matrix, x, 50)
     scale = np.abs(quantised_activations(x)) @ np.abs(weights.T.astype(np.float64))
     assert np.max(np.abs(got - exact) / scale) < 1e-6
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_groups_of_outliers_are_held_more_precisely(isa):
+    x = activations(5, 256, seed=2)
+    for row, outliers in zip(
+        x, ((40, 200), (0, 255), (31, 32), (100, 170), (250, 60)), strict=True
+    ):
+        row[list(outliers)] *= 300
+    error = np.abs(held_activations(x, isa) - x).reshape(5, 8, 32)
+    peak = np.abs(x).reshape(5, 8, 32).max(axis=2)
+    order = np.argsort(-peak, axis=1)
+    relative = np.take_along_axis(error.max(axis=2) / peak, order, axis=1)
+    assert relative[:, :N_REFINED].max() < 0.51 / 127**2
+    assert relative[:, N_REFINED:].min() > 0.1 / 127
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_lowest_of_equally_large_groups_are_refined(isa):
+    x = np.tile(activations(1, 32), (1, 5))
+    error = np.abs(held_activations(x, isa) - x).reshape(5, 32).max(axis=1)
+    assert error[:N_REFINED].max() * 20 < error[N_REFINED:].min()
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1e-40, 1e-37, 1e-35, 1e-30, 1e30])
+def test_instruction_sets_agree_on_values_of_any_size(scale):
+    x = (np.random.default_rng(3).standard_normal((3, 96)) * scale).astype(np.float32)
+    results = [apply(make(Encoding.Q4_1, 33, 96, isa=isa)[0], x, 33) for isa in ISAS]
+    assert np.isfinite(results[0]).all()
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0].view(np.uint32), other.view(np.uint32))
 
 
 @pytest.mark.parametrize("encoding", FLOATS)
@@ -143,9 +197,11 @@ def test_extreme_integers_do_not_saturate(isa):
 
 @pytest.mark.parametrize(("how", "bound"), [("int8", 0.008), ("int4", 0.1)])
 @pytest.mark.parametrize("encoding", FLOATS)
-def test_requantised_floats_stay_close(encoding, how, bound):
-    matrix, weights = make(encoding, 33, 320, requantize=how)
-    rows = np.empty((33, 320), np.float32)
+@pytest.mark.parametrize("n_in", [320, 333])
+def test_requantised_floats_stay_close(encoding, how, bound, n_in):
+    """Rows that are not whole groups are padded with zeros."""
+    matrix, weights = make(encoding, 33, n_in, requantize=how)
+    rows = np.empty((33, n_in), np.float32)
     for index in range(33):
         matrix.row(index, rows[index])
     error = np.sqrt(np.mean((rows - weights) ** 2)) / np.sqrt(np.mean(weights**2))
