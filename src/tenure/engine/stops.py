@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-import regex
+import re2  # pyright: ignore[reportMissingTypeStubs]
 
 from tenure.core.errors import InvalidField
 from tenure.core.events import Stopped
 from tenure.core.params import SamplingParams
 from tenure.model.tokenizer import TextStream, Tokenizer
 
+MAX_PATTERNS = 8
 MAX_PATTERN_CHARS = 4096
-SCAN_CHARS = 16_384
-"""A regex sees this much of the text's end; it bounds the work of one token."""
-SCAN_S = 0.1
-"""Seconds that one search may take before the pattern is blamed."""
+MAX_PROGRAM = 8192
+"""RE2 instructions of all patterns of a turn; with SCAN_CHARS it bounds the work of one token."""
+MAX_PROGRAM_BYTES = 2**18
+SCAN_CHARS = 2048
+"""The longest match of a regex: a search sees so much text before what is new."""
+HOLD_CHARS = 256
+"""Text at the end that waits for a regex to match; a longer match is cut where the text stands."""
 LOOKBEHIND_CHARS = 256
 FORGET_CHARS = 4096
 """Text that is no longer needed is dropped in pieces of this size."""
@@ -29,19 +33,31 @@ FORGET_CHARS = 4096
 
 class _Match(Protocol):
     def start(self) -> int: ...
-    def end(self) -> int: ...
     def group(self) -> str: ...
 
 
 class _Pattern(Protocol):
-    """The part of `regex.Pattern` that is used here."""
+    """The part of a compiled RE2 pattern that is used here; a search takes linear time."""
 
     @property
-    def pattern(self) -> str: ...
+    def programsize(self) -> int: ...
 
-    def search(
-        self, string: str, pos: int, *, partial: bool = False, timeout: float
-    ) -> _Match | None: ...
+    def search(self, text: str, pos: int = 0) -> _Match | None: ...
+
+
+class _Re2(Protocol):
+    """The part of the untyped module `re2` that is used here."""
+
+    @property
+    def error(self) -> type[Exception]: ...
+
+    @property
+    def Options(self) -> Callable[[], Any]: ...  # noqa: N802
+
+    def compile(self, pattern: str, options: object) -> _Pattern: ...
+
+
+_RE2 = cast("_Re2", re2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +69,16 @@ class StopRules:
 
     @classmethod
     def of(cls, params: SamplingParams) -> StopRules:
-        """Raises InvalidField, naming stop_regex, for a pattern that cannot be used."""
-        return cls(params.stop, tuple(map(_compile, params.stop_regex)))
+        """Raises InvalidField, naming stop_regex, for patterns that cannot be used."""
+        texts = params.stop_regex
+        if len(texts) > MAX_PATTERNS:
+            raise InvalidField("stop_regex", f"{len(texts)}", f"at most {MAX_PATTERNS} patterns")
+        patterns = tuple(map(_compile, texts))
+        size = sum(pattern.programsize for pattern in patterns)
+        if size > MAX_PROGRAM:
+            allowed = f"simpler or fewer patterns (at most {MAX_PROGRAM} RE2 instructions)"
+            raise InvalidField("stop_regex", f"{size} instructions", allowed)
+        return cls(params.stop, patterns)
 
     def __bool__(self) -> bool:
         return bool(self.strings or self.patterns)
@@ -71,8 +95,8 @@ class StopMatch:
 class StopScanner:
     """Finds stop strings and regexes in text that grows.
 
-    Keeps only the end of the text that can still matter. Positions of a regex before `_starts[i]`
-    can no longer begin a match of it, whatever follows; so a search does not repeat the last one.
+    Keeps only the end of the text that can still matter. A match of regex `i` that begins before
+    `_starts[i]` was passed over.
     """
 
     __slots__ = ("_base", "_buffer", "_reach", "_rules", "_starts")
@@ -87,20 +111,23 @@ class StopScanner:
     def push(self, fresh: str, counts: bool) -> StopMatch | None:
         """Add text; the match that starts first among those that end in it.
 
-        A match that ends while `counts` is false is passed over. Raises InvalidField when a regex
-        takes too long.
+        A match that ends while `counts` is false is passed over.
         """
         old = len(self._buffer)
         self._buffer += fresh
-        found = [*self._strings(old), *self._patterns(counts)] if fresh else []
+        found = [*self._strings(old), *self._patterns(old, counts)] if fresh else []
         first = min(found, key=lambda match: match.start, default=None)
         self._forget()
         return first if counts else None
 
     def open_from(self) -> int:
-        """The position from which text may still turn out to belong to a match."""
+        """The position from which text may still turn out to belong to a match.
+
+        RE2 does not say whether a match has begun, so a regex holds back HOLD_CHARS.
+        """
         starts = [_open_from(self._buffer, text) for text in self._rules.strings]
-        return self._base + min([*starts, *self._starts, len(self._buffer)])
+        held = HOLD_CHARS if self._rules.patterns else 0
+        return self._base + min([*starts, max(0, len(self._buffer) - held)])
 
     def _strings(self, old: int) -> Iterable[StopMatch]:
         for text in self._rules.strings:
@@ -108,37 +135,29 @@ class StopScanner:
             if at >= 0:
                 yield StopMatch(self._base + at, text)
 
-    def _patterns(self, counts: bool) -> Iterable[StopMatch]:
+    def _patterns(self, old: int, counts: bool) -> Iterable[StopMatch]:
         for i, pattern in enumerate(self._rules.patterns):
-            match = self._search(i, pattern)
+            match = self._search(i, pattern, old)
             if match is not None:
                 yield match
             while match is not None and not counts:
                 past = match.start - self._base + max(1, len(match.text))
                 self._starts[i] = min(past, len(self._buffer))
-                match = self._search(i, pattern)
+                match = self._search(i, pattern, old)
 
-    def _search(self, i: int, pattern: _Pattern) -> StopMatch | None:
-        start = max(self._starts[i], len(self._buffer) - SCAN_CHARS)
-        try:
-            match = pattern.search(self._buffer, start, timeout=SCAN_S)
-            if match is not None:
-                return StopMatch(self._base + match.start(), match.group())
-            begun = pattern.search(self._buffer, start, partial=True, timeout=SCAN_S)
-        except TimeoutError:
-            raise _too_slow(pattern.pattern) from None
-        self._starts[i] = len(self._buffer) if begun is None else begun.start()
-        return None
+    def _search(self, i: int, pattern: _Pattern, old: int) -> StopMatch | None:
+        match = pattern.search(self._buffer, max(self._starts[i], old - SCAN_CHARS))
+        return None if match is None else StopMatch(self._base + match.start(), match.group())
 
     def _forget(self) -> None:
         """Drop text that no rule will read again, once there is enough of it."""
         keep = len(self._buffer) - self._reach
         if self._starts:
-            keep = min(keep, *self._starts) - LOOKBEHIND_CHARS
+            keep = min(keep, len(self._buffer) - SCAN_CHARS) - LOOKBEHIND_CHARS
         if keep > FORGET_CHARS:
             self._buffer = self._buffer[keep:]
             self._base += keep
-            self._starts = [start - keep for start in self._starts]
+            self._starts = [max(0, start - keep) for start in self._starts]
 
 
 class StopWatcher:
@@ -157,10 +176,7 @@ class StopWatcher:
         self._n = 0
 
     def feed(self, token: int) -> Stopped | None:
-        """Why the turn ends with `token`, None when it goes on.
-
-        Raises InvalidField when a stop regex takes too long; end the turn then.
-        """
+        """Why the turn ends with `token`, None when it goes on."""
         self._n += 1
         text = self._stream.push(token)
         match = self._scanner.push(text, counts=self._n >= self._min_new)
@@ -190,22 +206,28 @@ def stop_ids(params: SamplingParams, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _compile(text: str) -> _Pattern:
+    """RE2 keeps the patterns used last, so the client side and the engine compile one once."""
     if len(text) > MAX_PATTERN_CHARS:
         raise InvalidField("stop_regex", text, f"at most {MAX_PATTERN_CHARS} characters long")
+    options = _RE2.Options()
+    options.max_mem = MAX_PROGRAM_BYTES
+    options.log_errors = False
     try:
-        pattern = cast("_Pattern", regex.compile(text))
-        matches_nothing = pattern.search("", 0, timeout=SCAN_S) is not None
-    except (regex.error, RecursionError, OverflowError) as error:
-        raise InvalidField("stop_regex", text, f"a valid regular expression ({error})") from None
-    except TimeoutError:
-        raise _too_slow(text) from None
-    if matches_nothing:
+        pattern = _RE2.compile(text, options)
+    except (_RE2.error, UnicodeEncodeError) as error:
+        allowed = f"a valid regular expression of RE2 ({_reason(error)})"
+        raise InvalidField("stop_regex", text, allowed) from None
+    if pattern.search("") is not None:
         raise InvalidField("stop_regex", text, "a pattern that does not match the empty string")
     return pattern
 
 
-def _too_slow(text: str) -> InvalidField:
-    return InvalidField("stop_regex", text, f"a pattern that can be searched for in {SCAN_S:g} s")
+def _reason(error: Exception) -> str:
+    match error.args:
+        case (bytes() as reason,):
+            return reason.decode(errors="replace")
+        case _:
+            return str(error)
 
 
 def _open_from(buffer: str, text: str) -> int:

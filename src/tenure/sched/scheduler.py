@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tenure.core.clock import Clock
 from tenure.core.config import EngineConfig
-from tenure.core.errors import NoRoom, QueueFull, UserError
+from tenure.core.errors import NoRoom, QueueFull
 from tenure.core.events import Aborted, Finish, LengthReached
 from tenure.core.plan import Choice, Plan, Result, Row, RowResult
 from tenure.kv.lease import Lease
@@ -278,11 +278,7 @@ class Scheduler:
     def _append(self, request: Request, token: int) -> Finish | None:
         if request.first_token_s is None:
             request.first_token_s = self._clock.now()
-        try:
-            return request.append(token)
-        except UserError as error:
-            # A stop regex that takes too long on this text.
-            return Aborted(error.message, 400, error.code)
+        return request.append(token)
 
     # -- inside
 
