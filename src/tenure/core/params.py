@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from tenure.core.errors import InvalidField
 
 SEED_MAX = 2**64 - 1
+COUNT_MAX = 2**31 - 1
+"""Largest count of tokens; the extension's integers hold no more."""
+STOPS_MAX = 64
+STOP_MAX_CHARS = 4096
+"""Of all stop strings of a turn together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,8 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least("max_new_tokens", self.max_new_tokens, 0)
-        _at_least("min_new_tokens", self.min_new_tokens, 0)
+        _count("max_new_tokens", self.max_new_tokens, 0)
+        _count("min_new_tokens", self.min_new_tokens, 0)
         if self.min_new_tokens > self.max_new_tokens:
             raise InvalidField(
                 "min_new_tokens",
@@ -54,12 +59,13 @@ class SamplingParams:
         _between("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
         if self.top_k != -1 and self.top_k < 1:
             raise InvalidField("top_k", self.top_k, "-1 (off) or at least 1")
+        if self.top_k > COUNT_MAX:
+            raise InvalidField("top_k", self.top_k, f"at most {COUNT_MAX}")
         for bias in self.logit_bias.values():
             _between("logit_bias", bias, -100.0, 100.0)
         if self.seed is not None and not 0 <= self.seed <= SEED_MAX:
             raise InvalidField("sampling_seed", self.seed, f"in [0, {SEED_MAX}]")
-        if any(not text for text in self.stop):
-            raise InvalidField("stop", "", "a non-empty string")
+        _check_stops(self.stop)
 
     @property
     def has_penalties(self) -> bool:
@@ -82,14 +88,27 @@ class LogprobParams:
     ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _at_least("top_logprobs_num", self.n_top, 0)
+        _count("top_logprobs_num", self.n_top, 0)
         if self.input_start is not None:
-            _at_least("logprob_start_len", self.input_start, 0)
+            _count("logprob_start_len", self.input_start, 0)
 
 
-def _at_least(field_name: str, value: int, low: int) -> None:
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if any(not text for text in stops):
+        raise InvalidField("stop", "", "a non-empty string")
+    if len(stops) > STOPS_MAX:
+        raise InvalidField("stop", f"{len(stops)} strings", f"at most {STOPS_MAX} strings")
+    n_chars = sum(map(len, stops))
+    if n_chars > STOP_MAX_CHARS:
+        allowed = f"at most {STOP_MAX_CHARS} characters in all"
+        raise InvalidField("stop", f"{n_chars} characters", allowed)
+
+
+def _count(field_name: str, value: int, low: int) -> None:
     if value < low:
         raise InvalidField(field_name, value, f"at least {low}")
+    if value > COUNT_MAX:
+        raise InvalidField(field_name, value, f"at most {COUNT_MAX}")
 
 
 def _between(

@@ -32,6 +32,10 @@ from tenure.core.turns import OpenSession, SessionRef, TurnRequest
         ({"seed": -1}, "sampling_seed must be in"),
         ({"seed": 2**64}, "sampling_seed must be in"),
         ({"stop": ("",)}, "stop must be a non-empty string"),
+        ({"stop": ("a",) * 65}, "stop must be at most 64 strings"),
+        ({"stop": ("a" * 4097,)}, "stop must be at most 4096 characters in all"),
+        ({"top_k": 2**31}, "top_k must be at most 2147483647"),
+        ({"max_new_tokens": 2**31}, "max_new_tokens must be at most 2147483647"),
     ],
 )
 def test_a_value_out_of_range_is_named(changes: dict[str, Any], message: str) -> None:
