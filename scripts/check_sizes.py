@@ -19,6 +19,7 @@ FLAT_RECORDS = frozenset(
         "ExtendedBody",
         "ChatBody",
         "ResponseBody",
+        "MessagesBody",
         "TurnMeta",
         "Counters",
     }

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import httpx2
 import pytest
@@ -15,7 +16,7 @@ from fastapi import FastAPI
 
 from tenure.cli.serve import Server, bind
 from tenure.core.clock import ManualClock
-from tenure.core.info import EngineInfo
+from tenure.core.info import Counters, EngineInfo
 from tenure.core.plan import Plan, Result
 from tenure.engine.local import LocalClient
 from tenure.engine.wire import launch
@@ -24,6 +25,8 @@ from tenure.server.limits import Limits
 from tenure.server.settings import ServerSettings
 from tenure.testing.fake_runner import FakeRunner
 from tenure.testing.harness import FakeSetup
+
+T = TypeVar("T")
 
 
 class GatedRunner:
@@ -108,6 +111,20 @@ class Served:
         """Let one step pass the shut gate; how things stand after it."""
         self.runner.allow(1)
         return await self.engine.info()
+
+    async def stepped(self, work: Awaitable[T]) -> T:
+        """What `work` returns; the engine is let on, step by step, while it stands at the gate."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            if self.runner.stands:
+                self.runner.allow(1)
+            await asyncio.sleep(0)
+        return task.result()
+
+    async def until(self, seen: Callable[[Counters], bool]) -> None:
+        """Step the engine until its counters satisfy `seen`."""
+        while not seen((await self.stepped(self.engine.info())).counters):
+            pass
 
     async def settled(self) -> EngineInfo:
         """The engine's state once no turn is left."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from tenure.engine.client import EngineClient
+from tenure.server.anthropic import errors as anthropic
+from tenure.server.anthropic.routes import AnthropicRoutes
 from tenure.server.chat.bounds import Bounds
+from tenure.server.chat.failures import Failure
 from tenure.server.chat.service import ChatService
 from tenure.server.errors import HttpError, general
-from tenure.server.openai.errors import shaped
+from tenure.server.openai import errors as openai
 from tenure.server.openai.responses.conversations import ConversationsService
 from tenure.server.openai.responses.routes import ResponsesRoutes
 from tenure.server.openai.responses.service import ResponsesService
@@ -29,6 +32,7 @@ def chat_routers(client: EngineClient, settings: ServerSettings) -> list[APIRout
     return [
         OpenAIRoutes(client, service, bounds).router(),
         ResponsesRoutes(responses, conversations).router(),
+        AnthropicRoutes(service, bounds).router(),
     ]
 
 
@@ -36,6 +40,8 @@ def shape_of(
     path: str, status: int, message: str, headers: dict[str, str] | None = None
 ) -> HttpError:
     """An error in the shape of the dialect that a path belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic.shaped(Failure(status, message, headers=headers or {}))
     if path.startswith("/v1/"):
-        return shaped(status, message, None, None, headers)
+        return openai.shaped(Failure(status, message, headers=headers or {}))
     return general(status, message, headers)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from typing import Annotated
 
+from fastapi import Header
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,6 +18,10 @@ from tenure.server.sse import ClientGone, EventStream, unless_gone
 CLIENT_GONE = 499
 """Never seen by anybody; it stands in the log for an answer without a reader."""
 
+SessionHeader = Annotated[
+    str | None,
+    Header(alias=SESSION_HEADER, description="Go on with this session; opened on first use."),
+]
 HISTORY_HEADER = "x-session-history"
 
 

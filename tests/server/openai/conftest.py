@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,18 +34,6 @@ class ChatServer:
         answer = await self.chat(*messages, stream=True, **body)
         assert answer.headers["content-type"].startswith("text/event-stream")
         return events(answer.content)
-
-    async def stepped(self, work):
-        """What `work` returns, with the engine let on, step by step, where it stands."""
-        task = asyncio.ensure_future(work)
-        while not task.done():
-            if self.served.runner.stands:
-                self.served.runner.allow(1)
-            await asyncio.sleep(0)
-        return task.result()
-
-    async def counters(self):
-        return (await self.stepped(self.served.engine.info())).counters
 
     async def post(self, path, messages, headers, **body):
         body = {"temperature": 0, "max_tokens": 200, **body}

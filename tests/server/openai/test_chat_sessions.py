@@ -93,7 +93,9 @@ class TestTip:
         server.served.runner.shut()
         running = asyncio.create_task(server.chat(user("a"), headers=headers, max_tokens=50))
         await server.served.held()
-        refused = await server.stepped(server.post("/v1/chat/completions", (user("b"),), headers))
+        refused = await server.served.stepped(
+            server.post("/v1/chat/completions", (user("b"),), headers)
+        )
         assert refused.status_code == 409
         assert refused.json()["error"]["code"] == "turn_in_flight"
         server.served.runner.open()

@@ -72,7 +72,9 @@ async def test_a_full_queue_says_when_to_come_back(chat_server, stream):
     running = [asyncio.create_task(served.post("/v1/completions", body))]
     await served.held()
     running += [asyncio.create_task(served.post("/v1/completions", body)) for _ in range(2)]
-    refused = await server.stepped(served.post("/v1/completions", {**body, "stream": stream}))
+    refused = await server.served.stepped(
+        served.post("/v1/completions", {**body, "stream": stream})
+    )
     served.runner.open()
     statuses = [(await task).status_code for task in running]
     assert error_of(refused, 429)["type"] == "rate_limit_error"
@@ -98,8 +100,7 @@ async def test_a_turn_that_fails_in_a_stream_says_so_in_it(server):
     server.served.runner.shut()
     running = asyncio.create_task(server.stream(HI, max_tokens=50, ignore_eos=True))
     await server.served.held()
-    while (await server.counters()).output_tokens < 2:
-        pass
+    await server.served.until(lambda counters: counters.output_tokens >= 2)
     server.served.runner.inner.fail(0, "injected")
     server.served.runner.open()
     *events, last = await running
@@ -111,7 +112,7 @@ async def test_an_abort_is_a_finish(server):
     server.served.runner.shut()
     running = asyncio.create_task(server.said(HI, rid="mine", max_tokens=50))
     await server.served.held()
-    await server.stepped(server.served.post("/abort_request", {"rid": "mine"}))
+    await server.served.stepped(server.served.post("/abort_request", {"rid": "mine"}))
     (choice,) = (await running)["choices"]
     assert choice["finish_reason"] == "abort"
 
@@ -195,8 +196,7 @@ async def test_a_client_that_leaves_ends_its_turn_and_frees_its_session(server, 
     await reader.readuntil(b"data: ")
     writer.close()
     await writer.wait_closed()
-    while not (await server.counters()).turns_aborted:
-        pass
+    await server.served.until(lambda counters: counters.turns_aborted)
     server.served.runner.open()
     answer = await server.chat(HI, headers={"x-session-id": "s"}, max_tokens=1)
     assert answer.headers["x-session-history"] == "new"

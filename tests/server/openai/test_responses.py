@@ -187,8 +187,7 @@ class TestStream:
         server.served.runner.shut()
         running = asyncio.create_task(stream("Hi", max_output_tokens=50))
         await server.served.held()
-        while (await server.counters()).output_tokens < 2:
-            pass
+        await server.served.until(lambda counters: counters.output_tokens >= 2)
         server.served.runner.inner.fail(0, "injected")
         server.served.runner.open()
         *_, last = await running
@@ -350,8 +349,8 @@ class TestBackground:
         answer = await create("a", background=True, max_output_tokens=100)
         await server.served.held()
         path = f"responses/{answer['id']}"
-        await server.stepped(create("b", status=400, previous_response_id=answer["id"]))
-        cancelled = await server.stepped(get(server, f"{path}/cancel", method="POST"))
+        await server.served.stepped(create("b", status=400, previous_response_id=answer["id"]))
+        cancelled = await server.served.stepped(get(server, f"{path}/cancel", method="POST"))
         assert cancelled["status"] == "cancelled"
         server.served.runner.open()
         assert await get(server, path) == cancelled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from tenure.core.params import SEED_MAX, LogprobParams, SamplingParams
 from tenure.core.tokens import Tokens
@@ -15,6 +15,10 @@ from tenure.server.chat.grammar import Grammar
 
 Tool: TypeAlias = Mapping[str, object]
 """A function as chat templates take it: `{"type": "function", "function": {"name", ...}}`."""
+
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model is to reason."""
 
 
 @dataclass(frozen=True, slots=True)

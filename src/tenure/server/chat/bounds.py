@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tenure.core.errors import InvalidField
 from tenure.core.info import ModelInfo
+from tenure.core.params import SamplingParams
 from tenure.server.chat.prompter import Prompter
 from tenure.server.limits import Limits
 from tenure.server.wire import check_ids
@@ -56,3 +57,15 @@ class Bounds:
         if not 0 <= value <= self.limits.max_logprobs:
             raise InvalidField(field, value, f"in [0, {self.limits.max_logprobs}]")
         return value
+
+
+def in_wire_words(fields: Mapping[str, object], names: Mapping[str, str]) -> SamplingParams:
+    """SamplingParams of `fields`; a refusal names the field as the interface does.
+
+    `names` maps the engine's names to the interface's, where they differ. Raises InvalidField.
+    """
+    try:
+        return SamplingParams(**fields)  # pyright: ignore[reportArgumentType]
+    except InvalidField as error:
+        field = names.get(error.field, error.field)
+        raise InvalidField(field, error.value, error.allowed) from None

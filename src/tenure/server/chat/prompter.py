@@ -116,6 +116,18 @@ class Prompter:
             return {}
         raise UnsupportedField(field, "this model's chat template has no setting for it")
 
+    def thinking_args(self, field: str, on: bool) -> dict[str, object]:
+        """Template arguments that switch reasoning on or off.
+
+        Raises UnsupportedField where the model does otherwise and cannot be told.
+        """
+        if self._switches_thinking:
+            return {"enable_thinking": on}
+        if on == self.thinks:
+            return {}
+        reason = "this model's reasoning cannot be switched" if self.thinks else "it has none"
+        raise UnsupportedField(field, reason)
+
     def free_args(self, given: Mapping[str, object]) -> dict[str, object]:
         """Template arguments of the caller's own. Raises InvalidField for a name that is taken."""
         for name in RESERVED:

@@ -20,7 +20,7 @@ from tenure.engine.client import EngineClient
 from tenure.model.chat_template import Message
 from tenure.server.chat.ask import History, Talk
 from tenure.server.chat.prompter import Prompt, Prompter, n_chars, off_loop
-from tenure.server.chat.transcript import Exchange, Key, Transcript, same
+from tenure.server.chat.transcript import Exchange, Key, Transcript, opening_of, same
 
 TIP_TIMEOUT_S = 3600.0
 """Idle limit of a session that was opened by naming it in a header."""
@@ -167,11 +167,14 @@ def _again(ref: SessionRef, held: ContextInfo, talk: Talk, known: Exchange | Non
 
 
 def _inherited(talk: Talk, known: Exchange | None) -> Talk:
-    """A turn that names no tools or template arguments keeps those of the turn before."""
+    """What a turn need not repeat is kept: tools, template arguments, the first system message."""
     if known is None:
         return talk
+    opening = opening_of(talk.messages)
+    repeated = opening is not None and known.opening is not None and same(opening, known.opening)
     return replace(
         talk,
+        messages=talk.messages[1:] if repeated else talk.messages,
         tools=known.talk.tools if talk.tools is None else talk.tools,
         template_args=(
             known.talk.template_args if talk.template_args is None else talk.template_args

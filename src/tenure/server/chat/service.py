@@ -29,7 +29,7 @@ from tenure.server.chat.output import Delta, Output
 from tenure.server.chat.prompter import Prompt, Prompter, n_chars, off_loop
 from tenure.server.chat.reader import Reader
 from tenure.server.chat.seats import Seat, Seats
-from tenure.server.chat.transcript import Exchange, Transcript
+from tenure.server.chat.transcript import Exchange, Transcript, opening_of
 from tenure.server.sse import merged
 from tenure.server.tools.formats import CallFormat
 
@@ -181,8 +181,12 @@ class ChatService:
                 pass
         if seat.recorded:
             key = (seat.ref.id, seat.generation, output.turn.id)
+            known = None if seat.parent is None else self._transcript.find(seat.parent)
+            opening = opening_of(seat.talk.messages) if seat.parent is None else None
+            if known is not None:
+                opening = known.opening
             reply = reply_message(output.reply)
-            self._transcript.add(key, Exchange(seat.parent, seat.talk, reply))
+            self._transcript.add(key, Exchange(seat.parent, seat.talk, reply, opening))
 
 
 def _turns(

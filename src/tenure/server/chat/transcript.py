@@ -18,11 +18,15 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one turn added: `talk` with the new messages only, and the reply."""
+    """What one turn added: `talk` with the new messages only, and the reply.
+
+    `opening` is the system message that the conversation begins with, if it does.
+    """
 
     parent: Key | None
     talk: Talk
     reply: Message
+    opening: Message | None = None
 
     @property
     def thought(self) -> bool:
@@ -68,6 +72,11 @@ class Transcript:
         exchange = self._exchanges.pop(key, None)
         if exchange is not None:
             self._n_bytes -= _size(exchange)
+
+
+def opening_of(messages: tuple[Message, ...]) -> Message | None:
+    """The system message that messages begin with, if they do."""
+    return messages[0] if messages and messages[0].get("role") == "system" else None
 
 
 def same(one: Message, other: Message) -> bool:

@@ -10,7 +10,7 @@ from uuid import uuid4
 from tenure.core.errors import InvalidField, UserError
 from tenure.core.params import SEED_MAX, LogprobParams, SamplingParams
 from tenure.server.chat.ask import AtTip, Place, Run, View
-from tenure.server.chat.bounds import Bounds
+from tenure.server.chat.bounds import Bounds, in_wire_words
 from tenure.server.chat.grammar import (
     Ebnf,
     Grammar,
@@ -93,15 +93,6 @@ def sampling_of(body: DecodingBody, bounds: Bounds, **more: object) -> SamplingP
         **more,
     }
     return in_wire_words(fields, WIRE_NAMES)
-
-
-def in_wire_words(fields: Mapping[str, object], names: Mapping[str, str]) -> SamplingParams:
-    """SamplingParams of `fields`; a refusal names the field as the interface does."""
-    try:
-        return SamplingParams(**fields)  # pyright: ignore[reportArgumentType]
-    except InvalidField as error:
-        field = names.get(error.field, error.field)
-        raise InvalidField(field, error.value, error.allowed) from None
 
 
 def view_of(body: ExtendedBody) -> View:

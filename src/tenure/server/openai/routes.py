@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,13 +22,15 @@ from tenure.server.openai.completion_translate import completion_ask
 from tenure.server.openai.documents import answers
 from tenure.server.openai.errors import OpenAIRoute, error_line
 from tenure.server.openai.schema import ChatBody, CompletionBody, ExtendedBody, StreamOptions
-from tenure.server.respond import answer, json_bytes, session_headers, streamed
+from tenure.server.respond import (
+    SessionHeader,
+    answer,
+    json_bytes,
+    session_headers,
+    streamed,
+)
 from tenure.server.sse import DONE
 
-SessionHeader = Annotated[
-    str | None,
-    Header(alias="x-session-id", description="Go on with this session; opened on first use."),
-]
 Writer = ChatWriter | CompletionWriter
 
 

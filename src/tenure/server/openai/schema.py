@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from tenure.server.chat.ask import Effort
 from tenure.server.sglang.schema import SessionBody
 from tenure.server.wire import Bools, IdLists, Ids, Texts, Wire, about
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(Wire):

@@ -25,8 +25,7 @@ from tenure.server.openai.responses.schema import (
     ResponseBody,
 )
 from tenure.server.openai.responses.service import ResponsesService, Running
-from tenure.server.openai.routes import SessionHeader
-from tenure.server.respond import answer, session_headers, streamed
+from tenure.server.respond import SessionHeader, answer, session_headers, streamed
 
 encode = msgspec.json.Encoder().encode
 Include = Annotated[list[str] | None, Query(description="Not supported.")]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from tenure.server.openai.schema import Effort
+from tenure.server.chat.ask import Effort
 from tenure.server.sglang.schema import SessionBody
 from tenure.server.wire import Texts, Wire, about
 

@@ -14,9 +14,9 @@ from tenure.core.errors import EngineStopped, UserError
 from tenure.core.events import Stopped
 from tenure.engine.client import EngineClient
 from tenure.server.chat.bounds import Bounds
+from tenure.server.chat.failures import failure_of
 from tenure.server.chat.output import Output
 from tenure.server.chat.service import ChatService
-from tenure.server.openai.errors import translated
 from tenure.server.openai.responses import body as bodies
 from tenure.server.openai.responses.beginning import Beginner, Begun
 from tenure.server.openai.responses.body import Body
@@ -191,7 +191,7 @@ class ResponsesService:
 
     def _failed(self, running: Running, error: Exception) -> None:
         """The turn failed; whoever asks later for a background response has to be told."""
-        running.body = bodies.failed(running.body, translated(error).message)
+        running.body = bodies.failed(running.body, failure_of(error).message)
         if running.begun.asked.background:
             stored = StoredResponse(running.id, running.body, running.begun.input, ())
             self.close(self._store.put_response(stored))

@@ -9,11 +9,10 @@ from types import MappingProxyType
 from tenure.core.errors import InvalidField, UnsupportedField, UserError
 from tenure.core.params import SEED_MAX, LogprobParams
 from tenure.server.chat.ask import Run, Tool, View
-from tenure.server.chat.bounds import Bounds
+from tenure.server.chat.bounds import Bounds, in_wire_words
 from tenure.server.chat.grammar import Grammar, JsonObject, JsonSchema, ToolCalls
 from tenure.server.chat.messages import tool
 from tenure.server.chat.refusals import NOTHING, Refused, refuse
-from tenure.server.openai.decoding import in_wire_words
 from tenure.server.openai.responses.schema import (
     NamedTool,
     ReasoningConfig,

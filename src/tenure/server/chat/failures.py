@@ -1,0 +1,86 @@
+"""What an exception means to the clients of the chat dialects; each gives it its own shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from tenure.core.errors import (
+    ContextTooLong,
+    EngineStopped,
+    InvalidField,
+    Overloaded,
+    SessionClosing,
+    SessionExpired,
+    SessionNotFound,
+    TenureError,
+    TurnFailed,
+    TurnInFlight,
+    TurnUnfinished,
+    UnknownTurn,
+    UnsupportedField,
+    UserError,
+)
+from tenure.server.chat.refusals import NotFound
+from tenure.server.errors import internal, validation_message
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`code` is stable, `message` is for people, `param` names a field."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def failure_of(error: Exception) -> Failure:
+    """What nobody foresaw is logged, and shown by its id only."""
+    match error:
+        case TenureError():
+            return _of_tenure(error)
+        case RequestValidationError():
+            wrong = [dict(item) for item in error.errors()]
+            return Failure(400, validation_message(wrong), "invalid_request", _param(wrong))
+        case HTTPException():
+            return Failure(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+        case _:
+            return Failure(500, internal(error).message, "internal_error")
+
+
+def _of_tenure(error: TenureError) -> Failure:
+    code, message = error.code, error.message
+    match error:
+        case InvalidField(field=name) | UnsupportedField(field=name):
+            return Failure(400, message, code, name)
+        case ContextTooLong():
+            return Failure(400, message, "context_length_exceeded", "messages")
+        case NotFound(param=name):
+            return Failure(404, message, code, name)
+        case SessionNotFound() | SessionExpired() | UnknownTurn():
+            return Failure(404, message, code)
+        case TurnInFlight() | TurnUnfinished() | SessionClosing():
+            return Failure(409, message, code)
+        case UserError():
+            return Failure(400, message, code)
+        case Overloaded(retry_after_s=wait_s):
+            headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
+            return Failure(429, message, code, headers=headers)
+        case EngineStopped():
+            return Failure(503, message, code)
+        case TurnFailed():
+            return Failure(500, message, code)
+        case _:
+            return Failure(500, internal(error).message, "internal_error")
+
+
+def _param(wrong: list[dict[str, Any]]) -> str | None:
+    """The field of the first error, where it is about one."""
+    where = cast("tuple[str | int, ...]", wrong[0]["loc"])[1:] if wrong else ()
+    return str(where[0]) if where and isinstance(where[0], str) else None
