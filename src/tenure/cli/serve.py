@@ -7,9 +7,10 @@ import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import structlog
 import uvicorn
@@ -22,6 +23,7 @@ from tenure.core.errors import ConfigError
 from tenure.engine.build import start_engine
 from tenure.engine.client import EngineClient
 from tenure.server.app import create_app
+from tenure.server.limits import Limits
 from tenure.server.settings import ServerSettings
 
 ENGINE_DEFAULTS = EngineFlags()
@@ -44,6 +46,7 @@ def serve(
     """
     console = Console(stderr=True)
     set_up_logs(server.log_level)
+    served = settings(engine, server, journal)
     listener = bind(server.host, server.port)
     with listener:
         if not is_loopback(server.host) and server.api_key is None:
@@ -55,7 +58,7 @@ def serve(
             listener.listen(BACKLOG)
         except OSError as error:
             raise _taken(server.host, server.port, error) from error
-        asyncio.run(_run(client, listener, settings(engine, server, journal), console))
+        asyncio.run(_run(client, listener, served, console))
 
 
 def settings(
@@ -66,7 +69,9 @@ def settings(
     plain = {"order": engine.order.value, "config": config, **journal.shown()}
     shown = {**vars(engine), **vars(server), **plain}
     del shown["api_key"]
-    return ServerSettings(api_key=server.api_key, shown=shown)
+    # More turns at once than may run and wait could never be taken, however often they come.
+    fits = min(Limits().max_batch, engine.max_running + engine.max_queue)
+    return ServerSettings(api_key=server.api_key, limits=Limits(max_batch=fits), shown=shown)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -130,16 +135,30 @@ def set_up_logs(level: str) -> None:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with a word when it is ready, and signals that let the engine stop in order."""
+    """Uvicorn, with a word when it is ready, and signals that let the engine stop in order.
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    `on_stop` runs before connections are drained: it ends what their requests wait for.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[], None],
+        on_stop: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._on_stop = on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._on_stop is not None:
+            await self._on_stop()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -167,7 +186,8 @@ async def _run(
         backlog=BACKLOG,
     )
     try:
-        server = Server(config, lambda: _greet(client, listener, console, settings.api_key))
+        greet = partial(_greet, client, listener, console, settings.api_key)
+        server = Server(config, greet, client.close)
         await server.serve([listener])
     finally:
         await client.close()

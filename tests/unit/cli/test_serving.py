@@ -9,7 +9,12 @@ import signal
 import subprocess
 import sys
 
+import httpx2
 import pytest
+
+from tenure.cli.flags import EngineFlags, ServerFlags
+from tenure.cli.serve import settings
+from tenure.server.limits import Limits
 
 SERVE = """
 import sys
@@ -62,6 +67,29 @@ def test_a_signal_stops_it_in_order(process, number):
     served = process()
     assert served.stop(number) == 0
     assert served.rest == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_turns_that_run(process, number):
+    served = process("--api-key", "k")
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 10**6, "ignore_eos": True}}
+    headers = {"x-api-key": "k"}
+    url = f"{served.url}/generate"
+    with httpx2.stream("POST", url, json=body | {"stream": True}, headers=headers) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        assert served.stop(number) == 0
+        *_, last, done = [first, *(line for line in lines if line)]
+    assert done == "data: [DONE]"
+    finish = json.loads(last.removeprefix("data: "))["meta_info"]["finish_reason"]
+    assert (finish["type"], finish["status_code"]) == ("abort", 503)
+    assert served.rest == ""
+
+
+def test_more_turns_than_can_run_and_wait_are_refused_for_good():
+    engine = EngineFlags(max_running=2, max_queue=3)
+    assert settings(engine, ServerFlags()).limits.max_batch == 5
+    assert settings(EngineFlags(), ServerFlags()).limits == Limits()
 
 
 def test_the_greeting_is_a_line_to_try(process):
