@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tenure.core.errors import ContextTooLong
 from tenure.model.chat_template import ChatTemplate, find_chat_template
 from tenure.model.load import Checkpoint, CheckpointFormat
 from tenure.model.tokenizer.base import Tokenizer
@@ -16,6 +17,21 @@ class Text:
 
     tokenizer: Tokenizer
     chat: ChatTemplate | None
+    longest_token: int = field(init=False)
+    """Bytes of the vocabulary's longest token."""
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.n_vocab))
+        object.__setattr__(self, "longest_token", max(1, *lengths))
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Raise ContextTooLong where `text` must have more tokens than that, before it is encoded.
+
+        Text that is far too long would take the tokenizer minutes.
+        """
+        n_least = -(-len(text.encode(errors="replace")) // self.longest_token)
+        if n_least > max_tokens:
+            raise ContextTooLong(n_least, max_tokens, "so many tokens at least, by its bytes")
 
 
 def load_text(checkpoint: Checkpoint) -> Text:

@@ -44,6 +44,7 @@ class OpsRoutes:
         router = APIRouter(tags=["Operations"], default_response_class=Response)
         get, post = router.get, router.post
         get("/health", responses=UNHEALTHY | EMPTY)(self.health)
+        router.head("/health", responses=UNHEALTHY | EMPTY, operation_id="head_health")(self.health)
         get("/health_generate", responses=UNHEALTHY | EMPTY)(self.health_generate)
         for path in ("/model_info", "/get_model_info"):
             get(path, responses=OBJECT, operation_id=path[1:])(self.model_info)
@@ -131,8 +132,9 @@ class OpsRoutes:
 
     async def tokenize(self, body: TokenizeBody) -> Response:
         """Ids of a text, of each text of a list, or of messages."""
-        found = await asyncio.to_thread(tokenized, body, self._client.text)
-        return json_response(found | {"max_model_len": self._client.model.context_len})
+        longest = self._client.model.context_len
+        found = await asyncio.to_thread(tokenized, body, self._client.text, longest)
+        return json_response(found | {"max_model_len": longest})
 
     async def detokenize(self, body: DetokenizeBody) -> Response:
         """Text of ids, or of each list of ids."""

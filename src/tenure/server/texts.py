@@ -38,9 +38,11 @@ class DetokenizeBody(Wire):
     skip_special_tokens: bool = True
 
 
-def tokenized(body: TokenizeBody, text: Text) -> dict[str, object]:
+def tokenized(body: TokenizeBody, text: Text, max_tokens: int) -> dict[str, object]:
     """`tokens` and their `count`, lists where `prompt` is a list. Raises UserError."""
     texts, special = _texts_of(body, text)
+    for one in texts:
+        text.check_length(one, max_tokens)
     lists = [text.tokenizer.encode(one, special) for one in texts]
     counts = [len(ids) for ids in lists]
     if isinstance(body.prompt, list):

@@ -57,7 +57,9 @@ class FastTokenizer:
 
     def encode(self, text: str, add_special: bool) -> list[int]:
         _check_unicode(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        # Only the library's batches release the interpreter lock.
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         if add_special and self._marks.add_bos and self._marks.bos_id is not None:
             return [self._marks.bos_id, *ids]
         return ids

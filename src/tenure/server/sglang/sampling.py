@@ -20,10 +20,14 @@ STRUCTURED = ("json_schema", "regex", "ebnf", "structural_tag")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a request's values are held against: the model, and the server's own limits."""
+    """What a request's values are held against: the model, and the server's own limits.
+
+    `max_tokens` is the model's context.
+    """
 
     text: Text
     n_vocab: int
+    max_tokens: int
     limits: Limits
 
 

@@ -74,7 +74,8 @@ class SglangService:
         Raises UserError, naming the field.
         """
         text = self._client.text
-        bounds = Bounds(text, self._client.model.n_vocab, self._limits)
+        model = self._client.model
+        bounds = Bounds(text, model.n_vocab, model.context_len, self._limits)
         texts = [body.text] if isinstance(body.text, str) else body.text or []
         if sum(map(len, texts)) > LONG_TEXT_CHARS:
             asked = await asyncio.to_thread(generation, body, bounds)

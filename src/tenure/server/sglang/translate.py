@@ -37,6 +37,7 @@ UNSUPPORTED = {
     "routed_experts_start_len": "the model routes to no experts",
     "require_reasoning": "reasoning is not told apart yet",
 }
+SALT_MAX_CHARS = 1024
 NEUTRAL: tuple[object, ...] = (False, 0, "", [], {})
 
 
@@ -113,8 +114,13 @@ def open_session(body: OpenSessionBody) -> OpenSession:
 def namespace(cache_salt: str | None, extra_key: str | None) -> str:
     """One name for the pair; no two different pairs share one. Neither set: the common one.
 
+    Raises InvalidField for a salt or key that is too long.
+
     Example: ("a", None) is '["a",null]', and ("a,", "b") is '["a,","b"]'.
     """
+    for field, value in (("cache_salt", cache_salt), ("extra_key", extra_key)):
+        if value is not None and len(value) > SALT_MAX_CHARS:
+            raise InvalidField(field, value, f"at most {SALT_MAX_CHARS} characters long")
     if not cache_salt and not extra_key:
         return ""
     return json.dumps([cache_salt or None, extra_key or None], separators=(",", ":"))
@@ -180,8 +186,8 @@ def _prompts(body: GenerateBody, bounds: Bounds, *, in_session: bool) -> tuple[l
     field, given = _one_prompt_field(body)
     batched = isinstance(given, list) and not _is_ids(cast("list[object]", given))
     items = cast("list[str] | list[list[int]]", given if batched else [given])
-    if not items:
-        raise InvalidField(field, items, "at least one prompt")
+    if not items or (field == "text" and given == []):
+        raise InvalidField(field, [], "at least one prompt")
     if len(items) > bounds.limits.max_batch:
         allowed = f"at most {bounds.limits.max_batch} prompts"
         raise InvalidField(field, f"{len(items)} prompts", allowed)
@@ -210,6 +216,7 @@ def _is_ids(given: list[object]) -> bool:
 
 def _tokens(field: str, prompt: str | list[int], bounds: Bounds) -> Tokens:
     if isinstance(prompt, str):
+        bounds.text.check_length(prompt, bounds.max_tokens)
         return tokens(bounds.text.tokenizer.encode(prompt, add_special=True))
     check_ids(field, prompt, bounds.n_vocab)
     return tokens(prompt)
