@@ -32,7 +32,7 @@ class KeyCheck:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        return hmac.compare_digest(_digest(given), self._digest)
+        return bool(given) and hmac.compare_digest(_digest(given), self._digest)
 
 
 def _digest(key: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tenure.core.errors import ConfigError
 from tenure.server.limits import Limits
 
 
@@ -20,3 +21,13 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     shown: Mapping[str, object] = field(default_factory=dict[str, object])
     tool_call_parser: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a key that no client could send."""
+        key = self.api_key
+        if key is not None and (not key or not key.isascii() or not key.isprintable()):
+            raise ConfigError(
+                "api_key must be printable ASCII and not empty; leave it out for none"
+            )
+        if key is not None and key != key.strip():
+            raise ConfigError("api_key must not begin or end with a space: headers lose it")
