@@ -84,6 +84,8 @@ class TurnRequest:
 
     def __post_init__(self) -> None:
         check_id("rid", self.id)
+        if self.tag is not None:
+            check_id("session_id", self.tag)
         if self.session is not None and self.tag is not None:
             raise InvalidField(
                 "session_id", self.tag, "absent when session_params is set (set one of the two)"

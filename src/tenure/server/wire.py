@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -19,13 +20,19 @@ Texts = TypeAliasType("Texts", Annotated[list[str], FailFast()])
 Bools = TypeAliasType("Bools", Annotated[list[bool], FailFast()])
 
 
+MAX_UNKNOWN = 8
+
+
 def about(default: Any, text: str, **bounds: float) -> Any:
     """A field with its description; bounds are documented here and enforced in `core`."""
     return Field(default=default, description=text, json_schema_extra=dict(bounds))
 
 
 class Wire(BaseModel):
-    """A JSON object of the interface: strict types, no unknown field, null means absent."""
+    """A JSON object of the interface: strict types, no unknown field, null means absent.
+
+    Raises InvalidField for text that is no well-formed Unicode, in a field or in a list.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -35,7 +42,31 @@ class Wire(BaseModel):
         if not isinstance(data, dict):
             return data
         given = cast("dict[object, object]", data)
-        return {k: v for k, v in given.items() if v is not None or k not in cls.model_fields}
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        known = {k: v for k, v in given.items() if v is not None and k in names}
+        for field, value in known.items():
+            check_unicode(str(field), value)
+        # A few unknown fields are named; each of a hundred thousand would cost an error.
+        unknown = (k for k in given if k not in names)
+        return known | dict.fromkeys(islice(unknown, MAX_UNKNOWN))
+
+
+def check_unicode(field: str, value: object) -> None:
+    """Raise InvalidField where a text, or a text of a list, holds a lone surrogate."""
+    match value:
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                bad = value[error.start : error.end]
+                allowed = f"well-formed Unicode (character {error.start} is a lone surrogate)"
+                raise InvalidField(field, bad, allowed) from None
+        case list():
+            for item in cast("list[object]", value):
+                if isinstance(item, str):
+                    check_unicode(field, item)
+        case _:
+            pass
 
 
 def check_ids(field: str, ids: Sequence[int], n_vocab: int) -> None:
