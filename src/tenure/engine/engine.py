@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from uuid import uuid4
+
+import structlog
 
 from tenure.core.clock import Clock
 from tenure.core.errors import DuplicateTurn, JournalFailed, UserError
@@ -43,6 +46,8 @@ from tenure.session.journal import Done, Journal, ignore
 from tenure.session.session import Assembly, Session
 from tenure.session.store import SessionStore
 
+log = structlog.get_logger(__name__)
+
 Emit = Callable[[Event], None]
 MakeWatch = Callable[[SamplingParams], StopWatch | None]
 
@@ -69,6 +74,15 @@ class EngineParts:
     runner: StepRunner
     make_watch: MakeWatch
     tally: Tally
+
+
+def _told(row: RowResult) -> RowResult:
+    """The row as a client may see it: an error goes to the log, under an id."""
+    if row.error is None:
+        return row
+    error_id = uuid4().hex[:12]
+    log.error("turn_failed", error_id=error_id, error=row.error)
+    return replace(row, error=f"Internal error {error_id}; the server's log has the details.")
 
 
 class Engine:
@@ -254,10 +268,11 @@ class Engine:
     def _execute(self, plan: Plan) -> Result:
         """Run the plan; a runner that raises fails the plan's turns, and nobody else."""
         try:
-            return self._runner.execute(plan)
+            result = self._runner.execute(plan)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            return Result(tuple(RowResult(row.request, error=text) for row in plan.rows))
+            return Result(tuple(_told(RowResult(row.request, error=text)) for row in plan.rows))
+        return replace(result, rows=tuple(map(_told, result.rows)))
 
     def _report(self, progress: Progress) -> None:
         request = progress.request
