@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 import structlog
 
+from tenure.core.errors import ConfigError
 from tenure.server.limits import Limits
+from tenure.server.settings import ServerSettings
 from tenure.testing.harness import FakeSetup
 
 SMALL = Limits(max_body_bytes=1000, max_batch=4, max_logprobs=8, max_list=3)
@@ -39,6 +42,12 @@ async def test_without_the_key_only_health_answers(serve, headers):
 async def test_the_key_opens_everything(serve, headers):
     served = serve(api_key="secret")
     assert (await served.http.get("/server_info", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["", " ", "a ", "\ta", "k\u00e9y", "a\nb"])
+def test_a_key_that_no_client_could_send_is_refused_at_start(key):
+    with pytest.raises(ConfigError, match="api_key must"):
+        ServerSettings(api_key=key)
 
 
 async def test_the_key_is_never_shown(serve):
@@ -124,6 +133,82 @@ async def test_a_turn_that_fails_answers_500_and_the_next_one_works(served):
     failed = await served.generate(text="a")
     assert_general(failed, 500)
     assert (await served.generate(text="b")).status_code == 200
+
+
+async def test_what_failed_stands_in_the_log_and_not_in_the_answer(served):
+    served.runner.inner.fail(0, "injected")
+    with structlog.testing.capture_logs() as logs:
+        message = assert_general(await served.generate(text="a"), 500)
+    assert "injected" not in message
+    (entry,) = (entry for entry in logs if entry["event"] == "turn_failed")
+    assert (entry["error_id"] in message, "injected" in entry["error"]) == (True, True)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/tokenize"])
+async def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(serve, monkeypatch, path):
+    served = serve()
+    monkeypatch.setattr(type(served.engine.text.tokenizer), "encode", None)
+    text = "x" * (served.engine.model.context_len * served.engine.text.longest_token + 1)
+    answer = await served.post(path, {"text" if path == "/generate" else "prompt": text})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_too_long"
+
+
+async def test_of_very_many_unknown_fields_a_few_are_named(served):
+    answer = await served.post("/generate", {"text": "a"} | {f"x{i}": None for i in range(100_000)})
+    assert assert_general(answer, 400).count("Unknown field") == 8
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"session_id": "a\0b"}, "session_id"),
+        ({"session_id": "x" * 257}, "session_id"),
+        ({"rid": "a\0b"}, "rid"),
+        ({"cache_salt": "x" * 1025}, "cache_salt"),
+        ({"extra_key": "x" * 1025}, "extra_key"),
+        ({"sampling_params": {"stop": "x" * 4097}}, "stop"),
+        ({"sampling_params": {"top_k": 2**31}}, "top_k"),
+    ],
+)
+async def test_ids_salts_and_counts_are_bounded(served, body, field):
+    answer = await served.generate(text="a", **body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(f"{field} must be")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": "\ud800"},
+        {"text": ["a", "\ud800"]},
+        {"text": "a", "cache_salt": "\ud800"},
+        {"text": "a", "sampling_params": {"stop": ["\ud800"]}},
+        {"text": "a", "session_params": {"id": "\ud800"}},
+    ],
+)
+async def test_a_lone_surrogate_is_refused_in_any_text(served, body):
+    answer = await served.http.post(
+        "/generate", content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert "must be well-formed Unicode" in answer.json()["error"]["message"]
+
+
+async def test_the_content_type_that_is_missing_is_named(served):
+    for headers in ({}, {"Content-Type": "text/plain"}):
+        answer = await served.http.post("/generate", content=b'{"text": "a"}', headers=headers)
+        assert "send Content-Type: application/json" in assert_general(answer, 400)
+
+
+async def test_an_empty_batch_is_no_prompt(served):
+    answer = await served.generate(text=[])
+    assert answer.json()["error"]["message"].startswith("text must be at least one prompt")
+
+
+async def test_health_may_be_asked_for_its_head(served):
+    answer = await served.http.head("/health")
+    assert (answer.status_code, answer.content) == (200, b"")
 
 
 async def test_a_turn_that_fails_in_a_stream_ends_with_an_abort(served):

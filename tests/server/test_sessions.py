@@ -116,7 +116,9 @@ async def test_refusals_have_the_known_texts(served):
     unknown = await turn(served, "gone", [1])
     assert error_of(unknown) == "Invalid request: session id gone does not exist"
     assert unknown.json()["error"]["code"] == "session_not_found"
-    assert error_of(await turn(served, session, [1], "no-turn")) == "Invalid request session id"
+    assert error_of(await turn(served, session, [1], "no-turn")) == (
+        "Invalid request session id: the session has no turn 'no-turn'"
+    )
     for field, value in (("replace", True), ("drop_previous_output", True), ("offset", 3)):
         text = f"Streaming sessions do not support {field}."
         assert error_of(await turn(served, streaming, [1], **{field: value})) == text

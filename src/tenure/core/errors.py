@@ -166,7 +166,7 @@ class UnknownTurn(UserError):
     code = "unknown_turn"
 
     def __init__(self, turn_id: str) -> None:
-        super().__init__("Invalid request session id")
+        super().__init__(f"Invalid request session id: the session has no turn {_short(turn_id)}")
         self.turn_id = turn_id
 
 

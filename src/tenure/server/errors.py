@@ -210,6 +210,8 @@ def _one_field(found: list[tuple[list[str | int], dict[str, Any]]]) -> str:
             return f"Unknown field {_spelt(path)}."
         case "missing":
             return f"{_spelt(path)} is required."
+        case _ if isinstance(first["input"], bytes) and path in ([], ["body"]):
+            return "The body must be JSON: send Content-Type: application/json."
         case "json_invalid":
             return f"The body is not valid JSON: {first['ctx']['error']}."
         case _:
