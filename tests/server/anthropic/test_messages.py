@@ -125,10 +125,8 @@ class TestAnswer:
             answer = await server.said(*messages)
             usage = answer["usage"]
             assert usage["cache_read_input_tokens"] == n_before
-            messages.append({"role": "assistant", "content": answer["content"]})
-            prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
-            n_before = prompt + usage["output_tokens"] - 1
-            messages[-1] = assistant(text_of(answer))
+            n_before += usage["input_tokens"] + usage["output_tokens"] - 1
+            messages.append(assistant(text_of(answer)))
 
     async def test_counting_tokens_runs_nothing(self, server):
         count = await server.post(

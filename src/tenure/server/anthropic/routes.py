@@ -24,9 +24,11 @@ from tenure.server.chat.service import ChatService
 from tenure.server.errors import json_response
 from tenure.server.respond import SessionHeader, answer, session_headers, streamed
 
-VERSION = "2023-06-01"
+VERSIONS = ("2023-06-01", "2026-10-21")
+"""Versions of the interface; what they have in common is all that there is here."""
 VersionHeader = Annotated[
-    str | None, Header(alias="anthropic-version", description=f"{VERSION}, or absent.")
+    str | None,
+    Header(alias="anthropic-version", description=f"{' or '.join(VERSIONS)}, or absent."),
 ]
 DESCRIPTIONS = {
     400: "Refused; nothing has changed.",
@@ -100,5 +102,5 @@ class AnthropicRoutes:
 
 
 def _check_version(version: str | None) -> None:
-    if version not in (None, VERSION):
-        raise InvalidField("anthropic-version", version, VERSION)
+    if version not in (None, *VERSIONS):
+        raise InvalidField("anthropic-version", version, " or ".join(VERSIONS))
