@@ -10,12 +10,14 @@ namespace {
 constexpr int BLOCK = ATTENTION_BLOCK;
 
 // Register tiles of up to ROWS x tile_vecs(rows) accumulators.
-constexpr int ROWS = TENURE_AVX512 || TENURE_AVX2 ? 6 : 2;
+constexpr int ROWS = TENURE_AVX512 || TENURE_AVX2 || TENURE_NEON ? 6 : 2;
 constexpr int tile_vecs(int rows) {
 #if TENURE_AVX512
   return rows > 0 ? 4 : 0;
 #elif TENURE_AVX2
   return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+#elif TENURE_NEON
+  return rows <= 2 ? 2 : 1;
 #else
   return rows > 0 ? 1 : 0;
 #endif

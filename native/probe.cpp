@@ -27,7 +27,7 @@ float multiply_add(std::int64_t n) {
 constexpr int BYTE_CHAINS = 12;
 
 // Products of 8-bit integers, summed as the linear layers do: four a lane with vpdpbusd, pairs in
-// 16 bits with vpmaddubsw, one by one otherwise.
+// 16 bits with vpmaddubsw, in 16 bits with smlal, one by one otherwise.
 std::int32_t multiply_add_bytes(std::int64_t n) {
 #if TENURE_AVX512
   __m512i sums[BYTE_CHAINS];
@@ -55,6 +55,20 @@ std::int32_t multiply_add_bytes(std::int64_t n) {
 #pragma GCC unroll 16
   for (int i = 1; i < BYTE_CHAINS; ++i) sums[0] = _mm256_add_epi16(sums[0], sums[i]);
   return _mm256_cvtsi256_si32(sums[0]);
+#elif TENURE_NEON
+  int16x8_t sums[BYTE_CHAINS];
+#pragma GCC unroll 16
+  for (int i = 0; i < BYTE_CHAINS; ++i) sums[i] = vdupq_n_s16(std::int16_t(i));
+  const int8x8_t w = vdup_n_s8(std::int8_t(n));
+  for (std::int64_t k = 0; k < n; ++k) {
+#pragma GCC unroll 16
+    for (int i = 0; i < BYTE_CHAINS; ++i) {
+      sums[i] = vmlal_s8(sums[i], w, vreinterpret_s8_s16(vget_low_s16(sums[i])));
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 1; i < BYTE_CHAINS; ++i) sums[0] = vaddq_s16(sums[0], sums[i]);
+  return vgetq_lane_s16(sums[0], 0);
 #else
   std::uint32_t sums[BYTE_CHAINS];
   for (int i = 0; i < BYTE_CHAINS; ++i) sums[i] = std::uint32_t(i);
@@ -67,7 +81,7 @@ std::int32_t multiply_add_bytes(std::int64_t n) {
 }
 
 // Of one vector, or of one number, in multiply_add_bytes.
-constexpr int BYTE_PRODUCTS = TENURE_AVX512 ? 64 : TENURE_AVX2 ? 32 : 1;
+constexpr int BYTE_PRODUCTS = TENURE_AVX512 ? 64 : TENURE_AVX2 ? 32 : TENURE_NEON ? 8 : 1;
 
 float read(const std::byte* from, std::size_t n_bytes) {
   constexpr int WAYS = 4;

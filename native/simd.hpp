@@ -1,5 +1,6 @@
-// Sixteen float lanes on every instruction set: one AVX-512 register, two AVX2 registers, or an
-// array. Every operation is the same IEEE operation lane by lane, so results are bit-equal.
+// Sixteen float lanes on every instruction set: one AVX-512 register, two AVX2 registers, four NEON
+// registers, or an array. Every operation is the same IEEE operation lane by lane, so results are
+// bit-equal.
 //
 // Include only from kernel files (see common.hpp): everything is inside TENURE_NS.
 #pragma once
@@ -13,14 +14,21 @@
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 #define TENURE_AVX512 1
 #define TENURE_AVX2 0
+#define TENURE_NEON 0
 #include <immintrin.h>
 #elif defined(__AVX2__)
 #define TENURE_AVX512 0
 #define TENURE_AVX2 1
+#define TENURE_NEON 0
 #include <immintrin.h>
+#elif defined(TENURE_NEON_KERNELS)  // every aarch64 compiler has NEON on, so the build says it
+#define TENURE_AVX512 0
+#define TENURE_AVX2 0
+#define TENURE_NEON 1
 #else
 #define TENURE_AVX512 0
 #define TENURE_AVX2 0
+#define TENURE_NEON 0
 #endif
 
 // AVX2 together with dot products of 8-bit integers in 256 bits.
@@ -30,9 +38,22 @@
 #define TENURE_AVXVNNI 0
 #endif
 
-namespace tenure::TENURE_NS {
+// NEON together with dot products of 8-bit integers.
+#if TENURE_NEON && defined(__ARM_FEATURE_DOTPROD)
+#define TENURE_NEONDOT 1
+#else
+#define TENURE_NEONDOT 0
+#endif
 
+namespace tenure::TENURE_NS {
 constexpr int LANES = 16;
+}
+
+#if TENURE_NEON
+#include "simd_neon.hpp"
+#endif
+
+namespace tenure::TENURE_NS {
 
 #if TENURE_AVX512
 
@@ -186,7 +207,7 @@ TENURE_INLINE void split(Vec a, __m256& low, __m256& high) {
   high = a.h;
 }
 
-#else
+#elif !TENURE_NEON
 
 struct Vec {
   float v[LANES];
@@ -244,6 +265,9 @@ TENURE_INLINE float sum_lanes(Vec a) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#elif TENURE_NEON
+  const float32x4_t four = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
+  return vpadds_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)));
 #else
   for (int half = LANES / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) a.v[i] = a.v[i] + a.v[i + half];
@@ -261,6 +285,10 @@ TENURE_INLINE float max_lanes(Vec a) {
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+#elif TENURE_NEON
+  const float32x4_t four = max_quad(max_quad(a.v[0], a.v[2]), max_quad(a.v[1], a.v[3]));
+  const float32x4_t two = max_quad(four, vextq_f32(four, four, 2));
+  return vgetq_lane_f32(max_quad(two, vextq_f32(two, two, 1)), 0);
 #else
   for (int half = LANES / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) a.v[i] = a.v[i] > a.v[i + half] ? a.v[i] : a.v[i + half];

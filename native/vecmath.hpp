@@ -21,6 +21,13 @@ TENURE_INLINE Vec scale_by_pow2(Vec p, Vec t) {
   const __m256i h = _mm256_slli_epi32(_mm256_castps_si256(t.h), 23);
   return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.l), l)),
           _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.h), h))};
+#elif TENURE_NEON
+  return quads(
+      [](float32x4_t x, float32x4_t shifted) {
+        const int32x4_t n = vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23);
+        return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), n));
+      },
+      p, t);
 #else
   for (int i = 0; i < LANES; ++i) p.v[i] = float_of(bits_of(p.v[i]) + (bits_of(t.v[i]) << 23));
   return p;
