@@ -1,8 +1,8 @@
 // What every kernel file agrees on: instruction sets, shapes of a batch, and the KV store.
 //
 // Instruction sets. A kernel file X.cpp is compiled once for each instruction set (CMakeLists.txt,
-// KERNEL_SOURCES), with TENURE_NS set to `portable`, `avx2` or `avx512`. All its code lives in
-// `namespace tenure::TENURE_NS`, uses no inline function of the standard library that could be
+// KERNEL_SOURCES), with TENURE_NS set to `portable`, `avx2`, `avx512` or `neon`. All its code lives
+// in `namespace tenure::TENURE_NS`, uses no inline function of the standard library that could be
 // merged across files built with different flags, and exports exactly one table of function
 // pointers:
 //
@@ -16,7 +16,9 @@
 //
 // `x_table(isa)` then selects at run time. Vector code is written once over `simd.hpp` (16 virtual
 // lanes on every instruction set), so that all paths give the same bits; where an instruction set
-// needs code of its own, `#if TENURE_AVX512` / `#if TENURE_AVX2` select it, under the same rule.
+// needs code of its own, `#if TENURE_AVX512`, `TENURE_AVX2` or `TENURE_NEON` select it, under the
+// same rule. The NEON code is held to the same bits (native/check/kernel_digest.cpp), but its speed
+// has not been measured on any machine.
 //
 // Exactness. Files are compiled with -ffp-contract=off; a fused multiply-add is written as such.
 // Each output element is reduced in an order fixed by its position. Integer sums are exact and may
@@ -28,10 +30,11 @@
 
 namespace tenure {
 
-// `avxvnni` is AVX2 with 8-bit dot products in 256 bits: linear layers have code of their own for it,
-// other kernels take avx2's.
-enum class Isa { portable, avx2, avxvnni, avx512 };
-constexpr Isa ALL_ISAS[] = {Isa::portable, Isa::avx2, Isa::avxvnni, Isa::avx512};
+// `avxvnni` is AVX2 with 8-bit dot products in 256 bits, `neondot` NEON with those in 128 bits:
+// linear layers have code of their own for them, other kernels take avx2's and neon's.
+enum class Isa { portable, avx2, avxvnni, avx512, neon, neondot };
+constexpr Isa ALL_ISAS[] = {Isa::portable, Isa::avx2, Isa::avxvnni,
+                            Isa::avx512,   Isa::neon, Isa::neondot};
 
 const char* isa_name(Isa isa);
 
@@ -43,6 +46,7 @@ Isa detect_isa();
 
 #if defined(__x86_64__)
 #define TENURE_X86 1
+#define TENURE_ARM64 0
 #define TENURE_DECLARE_TABLE(Type, name)                       \
   namespace portable { extern const Type name; }               \
   namespace avx2 { extern const Type name; }                   \
@@ -55,8 +59,18 @@ Isa detect_isa();
       default: return portable::name;                          \
     }                                                          \
   }
+#elif defined(__aarch64__)
+#define TENURE_X86 0
+#define TENURE_ARM64 1
+#define TENURE_DECLARE_TABLE(Type, name)                       \
+  namespace portable { extern const Type name; }               \
+  namespace neon { extern const Type name; }                   \
+  inline const Type& name(Isa isa) {                           \
+    return isa == Isa::portable ? portable::name : neon::name; \
+  }
 #else
 #define TENURE_X86 0
+#define TENURE_ARM64 0
 #define TENURE_DECLARE_TABLE(Type, name)         \
   namespace portable { extern const Type name; } \
   inline const Type& name(Isa) { return portable::name; }

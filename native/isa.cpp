@@ -2,6 +2,9 @@
 
 #if TENURE_X86
 #include <cpuid.h>
+#elif TENURE_ARM64 && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace tenure {
@@ -30,6 +33,17 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vnni");
 }
 
+#elif TENURE_ARM64
+
+// Elsewhere than on Linux the question is not asked: dot products are left out.
+bool has_neon_dot() {
+#if defined(__linux__)
+  return TENURE_NEONDOT_BUILT && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return false;
+#endif
+}
+
 #endif
 
 }  // namespace
@@ -39,6 +53,8 @@ const char* isa_name(Isa isa) {
     case Isa::avx2: return "avx2";
     case Isa::avxvnni: return "avxvnni";
     case Isa::avx512: return "avx512";
+    case Isa::neon: return "neon";
+    case Isa::neondot: return "neondot";
     default: return "portable";
   }
 }
@@ -50,7 +66,13 @@ bool isa_runs(Isa isa) {
     case Isa::avx2: return has_avx2();
     case Isa::avxvnni: return has_avx2() && has_avx_vnni();
     case Isa::avx512: return has_avx2() && has_avx512();
-    default: return true;
+    default: return isa == Isa::portable;
+  }
+#elif TENURE_ARM64
+  switch (isa) {
+    case Isa::neon: return true;  // part of the base architecture
+    case Isa::neondot: return has_neon_dot();
+    default: return isa == Isa::portable;
   }
 #else
   return isa == Isa::portable;

@@ -179,7 +179,7 @@ void run_tile(const Tile& tile) {
 using TileFn = void (*)(const Tile&);
 
 // The most rows of a tile: what the registers of the instruction set hold.
-constexpr int MAX_ROWS = TENURE_AVX512 ? 12 : TENURE_AVX2 ? 4 : 1;
+constexpr int MAX_ROWS = TENURE_AVX512 ? 12 : TENURE_AVX2 || TENURE_NEON ? 4 : 1;
 
 template <Format F, int R = MAX_ROWS>
 TENURE_INLINE TileFn tile_of(int rows) {

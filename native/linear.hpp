@@ -79,10 +79,14 @@ struct LinearTable {
 };
 TENURE_DECLARE_TABLE(LinearTable, linear_table)
 namespace avxvnni { extern const LinearTable linear_table; }
+namespace neondot { extern const LinearTable linear_table; }
 
 inline const LinearTable& linear_kernels(Isa isa) {
 #if TENURE_X86 && TENURE_AVXVNNI_BUILT
   if (isa == Isa::avxvnni) return avxvnni::linear_table;
+#endif
+#if TENURE_ARM64 && TENURE_NEONDOT_BUILT
+  if (isa == Isa::neondot) return neondot::linear_table;
 #endif
   return linear_table(isa);
 }

@@ -23,6 +23,14 @@ struct IVec {
   __m256i l, h;
 };
 TENURE_INLINE Vec to_float(IVec a) { return {_mm256_cvtepi32_ps(a.l), _mm256_cvtepi32_ps(a.h)}; }
+#elif TENURE_NEON
+struct IVec {
+  int32x4_t v[4];
+};
+TENURE_INLINE Vec to_float(IVec a) {
+  return {{vcvtq_f32_s32(a.v[0]), vcvtq_f32_s32(a.v[1]), vcvtq_f32_s32(a.v[2]),
+           vcvtq_f32_s32(a.v[3])}};
+}
 #else
 struct IVec {
   std::int32_t v[LANES];
@@ -303,6 +311,12 @@ TENURE_INLINE void dot_sub16(const std::byte* quants, const std::byte* sub, int 
     }
   }
 }
+
+#elif TENURE_NEON
+
+}  // namespace tenure::TENURE_NS
+#include "linear_dot_neon.hpp"
+namespace tenure::TENURE_NS {
 
 #else
 
