@@ -86,7 +86,8 @@ class LocalBackend:
         await self._service.close_session(session)
 
     async def chat_ids(self, chat: Chat) -> list[int]:
-        found = tokenized(parse(TokenizeBody, chat.fields()), self._client.text)
+        body = parse(TokenizeBody, chat.fields())
+        found = tokenized(body, self._client.text, self._client.model.context_len)
         return cast("list[int]", found["tokens"])
 
     async def token_text(self, token: int) -> str:
