@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from tenure.core.config import EngineSettings, JournalSettings, JournalSync, QueueOrder
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+CallFormatName = Literal["hermes", "qwen", "qwen25", "llama3", "mistral", "granite", "json"]
 
 
 def flag(text: str) -> Parameter:
@@ -93,6 +94,10 @@ class ServerFlags:
             "Clients must send it as a bearer token. Others on this machine can read a flag; "
             "the environment variable is safer."
         ),
+    ] = None
+    tool_call_parser: Annotated[
+        CallFormatName | None,
+        flag("How the model writes tool calls; absent: as its chat template shows."),
     ] = None
     log_level: Annotated[LogLevel, flag("What is logged, to stderr.")] = "info"
     config: Annotated[

@@ -71,7 +71,12 @@ def settings(
     del shown["api_key"]
     # More turns at once than may run and wait could never be taken, however often they come.
     fits = min(Limits().max_batch, engine.max_running + engine.max_queue)
-    return ServerSettings(api_key=server.api_key, limits=Limits(max_batch=fits), shown=shown)
+    return ServerSettings(
+        api_key=server.api_key,
+        limits=Limits(max_batch=fits),
+        shown=shown,
+        tool_call_parser=server.tool_call_parser,
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from itertools import count
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tenure.cli.flags import CallFormatName
 from tenure.core.errors import ConfigError
 from tenure.server.tools.formats import FORMATS, format_of, named_format
 from tenure.server.tools.parser import CallParser, random_ids
@@ -175,6 +177,10 @@ def test_a_family_may_be_named():
     assert named_format("qwen25") is FORMATS["hermes"]
     with pytest.raises(ConfigError, match="tool_call_parser must be one of hermes, "):
         named_format("parrot")
+
+
+def test_the_flag_has_every_family():
+    assert set(get_args(CallFormatName)) == set(FORMATS)
 
 
 def test_ids_have_the_length_that_templates_check():
