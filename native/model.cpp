@@ -25,7 +25,8 @@ Model::Model(ModelSpec spec, Isa isa, int n_threads)
       attention_(attention_table(isa)),
       chooser_(isa, n_threads),
       layers_(spec_.layers.size()),
-      angles_(spec_.rotaries.size()) {
+      angles_(spec_.rotaries.size()),
+      last_plan_(isa, n_threads) {
   std::vector<int> first_of_plan;
   for (int i = 0; i < int(spec_.layers.size()); ++i) {
     const auto found = std::find_if(first_of_plan.begin(), first_of_plan.end(), [&](int first) {

@@ -122,6 +122,7 @@ class Model {
   std::vector<std::vector<float>> angles_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;  // one for each kind of attention
   std::vector<int> plan_of_layer_;
+  AttentionPlan last_plan_;  // of the last layer, where it runs for some tokens only
 };
 
 }  // namespace tenure

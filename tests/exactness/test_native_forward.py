@@ -171,11 +171,20 @@ def test_company_in_a_batch_changes_nothing(expected, steps, threads):
             done[name] += len(ids)
 
 
-def test_logits_of_chosen_tokens_are_those_of_all(expected):
+@pytest.mark.parametrize("step", [1, 2, 31, 189])
+def test_logits_of_chosen_tokens_are_those_of_all(expected, step):
+    """Few of a batch, or most of it: the last layer runs for a few alone."""
     model = Model(SPEC, WEIGHTS, threads=2)
-    at = [0, 3, 77, len(TOKENS) - 1]
-    same_bits(model.run([("a", TOKENS, 0)], at), expected[at])
-    assert model.run([("b", TOKENS, 0)], []).shape == (0, SPEC.n_vocab)
+    every = np.concatenate([expected, expected[:40]])
+    at = np.arange(0, len(every), step)
+    same_bits(model.run([("a", TOKENS, 0), ("b", TOKENS[:40], 0)], at), every[at])
+    same_bits(model.prefill("b", TOKENS[40:], 9, start=40), expected[40:])
+
+
+def test_a_step_without_logits_leaves_its_kv(expected):
+    model = Model(SPEC, WEIGHTS, threads=2)
+    assert model.run([("a", TOKENS[:100], 0)], []).shape == (0, SPEC.n_vocab)
+    same_bits(model.run([("a", TOKENS[100:], 100)]), expected[100:])
 
 
 def test_a_rewound_and_recomputed_tail_gives_the_same(expected):
