@@ -12,14 +12,17 @@ constexpr std::size_t CHUNK_BYTES = std::size_t(24) * 1024;
 constexpr int FEW_ROWS = 8;
 constexpr int CHUNKS_PER_THREAD = 6;
 // A multiple of the rows of every tile.
-constexpr std::size_t ROW_STEP = 12;
+constexpr int ROW_STEP = 12;
 
-int rows_per_block(const LinearCall& call) {
+// As many rows as fit, fewer where panels alone would not keep every thread busy.
+int rows_per_block(const LinearCall& call, int n_panels, int n_threads) {
   const Packed& w = call.parts[0].weights;
   const std::size_t row_bytes = std::max(std::size_t(act_blocks(w.n_in)) * sizeof(ActBlock),
                                          is_float(w.format) ? w.n_in * sizeof(float) : 0);
-  const std::size_t fit = std::max(ROW_BLOCK_BYTES / row_bytes / ROW_STEP, std::size_t(2));
-  return int(std::min(fit * ROW_STEP, std::size_t(call.n_rows)));
+  const int fit = std::max(int(ROW_BLOCK_BYTES / row_bytes) / ROW_STEP, 2);
+  const int n_shares = (n_threads * CHUNKS_PER_THREAD + n_panels - 1) / n_panels;
+  const int share = (call.n_rows / n_shares + ROW_STEP - 1) / ROW_STEP;
+  return std::min(std::clamp(share, 1, fit) * ROW_STEP, call.n_rows);
 }
 
 int panels_per_chunk(const LinearCall& call, int n_panels, int n_blocks, int n_threads) {
@@ -36,7 +39,7 @@ int panels_per_chunk(const LinearCall& call, int n_panels, int n_blocks, int n_t
 void run_linear(Pool& pool, const LinearTable& kernels, const LinearCall& call) {
   int n_panels = 0;
   for (int i = 0; i < call.n_parts; ++i) n_panels += call.parts[i].weights.n_panels();
-  const int block = rows_per_block(call);
+  const int block = rows_per_block(call, n_panels, pool.n_threads());
   const int n_blocks = (call.n_rows + block - 1) / block;
   const int per_chunk = panels_per_chunk(call, n_panels, n_blocks, pool.n_threads());
   const int n_chunks = (n_panels + per_chunk - 1) / per_chunk;
