@@ -24,8 +24,9 @@ from rich.table import Table
 
 from _steps import StepTimer
 from tenure import _native
-from tenure.backend.native import ISA_VARIABLE, available_threads
+from tenure.backend.native import ISA_VARIABLE
 from tenure.backend.native_model import ENCODING_NUMBERS
+from tenure.backend.native_threads import available_threads
 from tenure.core.errors import ModelError
 from tenure.core.plan import ChoiceSpec
 from tenure.model.default import default_model_path

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tenure.backend.base import F32, BackendSettings, Batch, Progress
 from tenure.backend.native_choose import choices
 from tenure.backend.native_model import KV_DTYPES, REQUANTIZE, fill_model, native_spec
+from tenure.backend.native_threads import available_threads
 from tenure.core.errors import ConfigError
 from tenure.core.plan import Choice, ChoiceSpec, PageCopy
 from tenure.kv.spec import KvSpec, RecurrentGroup
@@ -41,11 +42,6 @@ def why_not() -> str | None:
 
 def available() -> bool:
     return why_not() is None
-
-
-def available_threads() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ class NativeBackend:
     """Loads dense decoders; weights stay in their stored precision unless `dtype` says otherwise.
 
     `dtype` int8 or int4 quantises unquantised matrices in groups of 32 at load. `kv_dtype` is
-    float16 (default), float32 or int8. `threads` 0 takes every available core.
+    float16 (default), float32 or int8. `threads` 0 takes every available physical core.
 
     Quantised matrices multiply activations of int8: each token's own, in groups of 32, and the
     group of largest values as the sum of two (see native/linear.hpp).
