@@ -15,7 +15,7 @@ from tenure.server.sglang.schema import GenerateBody
 from tenure.server.sglang.translate import generation, namespace
 from tenure.testing.byte_tokenizer import ByteTokenizer
 
-BOUNDS = Bounds(Text(ByteTokenizer(add_bos=True), None), 264, Limits())
+BOUNDS = Bounds(Text(ByteTokenizer(add_bos=True), None), 264, 1024, Limits())
 keys = st.none() | st.text(max_size=4)
 
 
