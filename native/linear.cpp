@@ -142,6 +142,7 @@ TENURE_INLINE Vec load_weights(const std::byte* panel, int k) {
 
 template <int R, Format F>
 void float_tile(const Tile& tile) {
+  constexpr std::ptrdiff_t step = PANEL * (F == Format::f32 ? 4 : 2);  // bytes of one input
   const Packed& w = *tile.weights;
   const int n_in = w.n_in;
   const std::byte* const quants = w.quants + std::size_t(tile.panel) * w.quant_bytes();
@@ -154,6 +155,7 @@ void float_tile(const Tile& tile) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) sum[r] = splat(0.0f);
     for (int k = begin; k < end; ++k) {
+      __builtin_prefetch(quants + k * step + AHEAD);
       const Vec weight = load_weights<F>(quants, k);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {

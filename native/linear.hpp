@@ -23,7 +23,7 @@
 
 namespace tenure {
 
-constexpr int FLOAT_BLOCK = 256;
+constexpr int FLOAT_BLOCK = 64;
 
 // One group of 32 activations: x ~ scale * q, scale = max |x| / 127, q = x * (127 / max |x|) to
 // nearest, ties to even; all q are 0 where max |x| is less than 2^-120. The sums serve weights with
