@@ -47,6 +47,9 @@ async def client(site):
 
 async def test_models(client):
     assert [model.id async for model in client.models.list()] == ["fake"]
+    assert (await client.models.retrieve("fake")).id == "fake"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("gpt")
 
 
 class TestChat:

@@ -63,7 +63,7 @@ class AnthropicRoutes:
         message: dict[str, Any] = {
             "model": dict[str, Any],
             "description": "The message.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {}},
         }
         count = {"model": dict[str, int], "description": "The number of tokens."}
         router.post("", responses={200: message, **ERRORS})(self.messages)

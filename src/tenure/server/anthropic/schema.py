@@ -50,9 +50,10 @@ class ThinkingBlock(Wire):
 
 
 def _kind(data: Any) -> str:
-    if isinstance(data, dict):
-        return str(cast("dict[str, object]", data).get("type"))
-    return str(data.type)
+    """The type of a block that comes from the wire."""
+    if not isinstance(data, dict):
+        return "other"
+    return str(cast("dict[str, object]", data).get("type"))
 
 
 class OtherBlock(Wire):

@@ -24,5 +24,5 @@ def answers(description: str, *, stream: bool = False) -> Responses:
     """A JSON object, and events where the answer may be streamed."""
     found: dict[str, Any] = {"model": dict[str, Any], "description": description}
     if stream:
-        found["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        found["content"] = {"text/event-stream": {}}
     return {200: found, **ERRORS}

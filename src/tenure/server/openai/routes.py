@@ -13,7 +13,9 @@ from starlette.responses import Response
 from tenure.engine.client import EngineClient
 from tenure.server.chat.bounds import Bounds
 from tenure.server.chat.prompter import off_loop
+from tenure.server.chat.refusals import check_model
 from tenure.server.chat.service import ChatService, Job
+from tenure.server.errors import json_response
 from tenure.server.openai import chat_answer
 from tenure.server.openai.chat_answer import ChatWriter
 from tenure.server.openai.chat_translate import chat_ask
@@ -41,6 +43,7 @@ class OpenAIRoutes:
         self._client = client
         self._service = service
         self._bounds = bounds
+        self._started = int(time.time())
 
     def router(self) -> APIRouter:
         router = APIRouter(
@@ -49,6 +52,7 @@ class OpenAIRoutes:
             route_class=OpenAIRoute,
             default_response_class=Response,
         )
+        router.get("/models/{model_id:path}", responses=answers("The served model."))(self.model)
         router.post("/completions", responses=answers("The completions.", stream=True))(
             self.completions
         )
@@ -56,6 +60,21 @@ class OpenAIRoutes:
             self.chat_completions
         )
         return router
+
+    async def model(self, model_id: str) -> Response:
+        """The served model, by its name."""
+        model = self._client.model
+        check_model(model_id, model.name)
+        shown = {
+            "id": model.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "tenure",
+            "root": model.path,
+            "parent": None,
+            "max_model_len": model.context_len,
+        }
+        return json_response(shown)
 
     async def completions(
         self, request: Request, body: CompletionBody, x_session_id: SessionHeader = None

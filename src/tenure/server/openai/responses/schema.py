@@ -85,8 +85,9 @@ class ItemReference(Wire):
 
 
 def _kind(data: Any) -> str:
+    """The type of an item that comes from the wire."""
     if not isinstance(data, dict):
-        return str(data.type)
+        return "none"
     given = cast("dict[str, object]", data)
     default = "message" if "role" in given else "item_reference"
     return str(given.get("type") or default)
