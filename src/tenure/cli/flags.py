@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from tenure.core.config import EngineSettings, JournalSettings, JournalSync, QueueOrder
+from tenure.core.errors import ConfigError
+
+PORT_MAX = 65_535
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 CallFormatName = Literal["hermes", "qwen", "qwen25", "llama3", "mistral", "granite", "json"]
@@ -104,6 +107,10 @@ class ServerFlags:
         Path | None, flag("A TOML file with any of these flags as keys; flags and variables win.")
     ] = None
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= PORT_MAX:
+            raise ConfigError(f"--port must be in [0, {PORT_MAX}], got {self.port}")
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +118,7 @@ class DecodingFlags:
     """How answers are decoded."""
 
     max_new_tokens: Annotated[int, flag("Most tokens of an answer.")] = 512
-    temperature: Annotated[float, flag("0 always takes the most likely token.")] = 0.7
+    temperature: Annotated[float, flag("0 always takes the most likely token.")] = 0.2
     top_p: Annotated[float, flag("Nucleus mass.")] = 0.95
     sampling_seed: Annotated[int | None, flag("Same seed, same answer.")] = None
 

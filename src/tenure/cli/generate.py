@@ -19,7 +19,7 @@ WHERE_DEFAULTS = Where()
 
 
 def generate(
-    prompt: Annotated[str, flag("The text to continue; - reads it from stdin.")],
+    prompt: Annotated[str, flag("The text to continue; absent: read from stdin.")] = "-",
     *,
     chat: Annotated[bool, flag("Treat the prompt as a message to a chat model.")] = False,
     json: Annotated[bool, flag("Print the whole answer of /generate as JSON.")] = False,

@@ -204,7 +204,8 @@ def _greet(
     host, port, *_ = listener.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     key = "" if api_key is None else " -H 'Authorization: Bearer '$TENURE_API_KEY"
-    body = '{"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8}}'
+    params = '{"max_new_tokens": 8, "temperature": 0}'
+    body = f'{{"text": "The capital of France is", "sampling_params": {params}}}'
     console.print(
         f"[bold]{client.model.name}[/] is served at [bold]{url}[/]; Ctrl-C stops it. Try:"
     )

@@ -14,6 +14,7 @@ import pytest
 
 from tenure.cli.flags import EngineFlags, ServerFlags
 from tenure.cli.serve import settings
+from tenure.core.errors import ConfigError
 from tenure.server.limits import Limits
 
 SERVE = """
@@ -90,6 +91,11 @@ def test_more_turns_than_can_run_and_wait_are_refused_for_good():
     engine = EngineFlags(max_running=2, max_queue=3)
     assert settings(engine, ServerFlags()).limits.max_batch == 5
     assert settings(EngineFlags(), ServerFlags()).limits == Limits()
+
+
+def test_a_port_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--port must be in \[0, 65535\], got 99999"):
+        ServerFlags(port=99999)
 
 
 def test_the_greeting_is_a_line_to_try(process):
