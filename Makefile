@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 NATIVE := $(shell find native CMakeLists.txt -type f 2>/dev/null)
 
-.PHONY: help serve chat doctor test check format native clean
+.PHONY: help serve chat doctor test slow check format native clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -25,7 +25,10 @@ doctor: $(STAMP) ## say what machine, model and backend were found
 	@$(BIN)/tenure doctor $(ARGS)
 
 test: $(DEV) ## set up and run the tests (ARGS="...")
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+slow: $(DEV) ## run the tests that build the kernels again: sanitizers, other processors
+	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: $(DEV) ## formatting, lint, types, import rules, sizes
 	@$(BIN)/ruff format --check .

@@ -276,7 +276,6 @@ def test_logits_over_prose_are_those_of_transformers(
     np.testing.assert_allclose(ours, logits_of(model, ids), atol=1e-3, rtol=0)
 
 
-@pytest.mark.slow
 @pytest.mark.weights
 def test_greedy_continuations_are_those_of_transformers(
     checkpoint: Checkpoint, model: LlamaForCausalLM

@@ -219,13 +219,18 @@ class JournalMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.kept.journal.n_pending)
     @rule(cut=st.floats(0.0, 1.0), downtime_s=st.sampled_from((0.0, 2.3, 11.7)))
     def crash_in_commit(self, cut: float, downtime_s: float) -> None:
-        """Before the engine could be told; what the commit held may be there or not."""
+        """Before the engine could be told; what the commit held may be there or not.
+
+        That a session is idle again is written once its turn's end is known to be kept, so here
+        its idle time may start anew.
+        """
         before = self.kept.image()
         self.kept.journal.writer.tidy_after = 1_000_000
         self.kept.journal.post()
         self.kept.journal.writer.round(0.0)
         image = torn(before, self.kept.image(), cut)
         self.kept.journal.settle(0.0)
+        self.kept.blurred = True
         self.come_back(image, downtime_s, self.kept.durable, self.kept.picture())
 
     def come_back(self, image: Image, downtime_s: float, *allowed: Picture) -> None:
