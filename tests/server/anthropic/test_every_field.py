@@ -44,7 +44,7 @@ WIRING = ScriptedChat(THINKING).setup.wiring(None, None)
 
 def ask(fields):
     body = MessagesBody.model_validate({"messages": [USER], "max_tokens": 9, "rid": "x", **fields})
-    bounds = Bounds(WIRING.model, Prompter(WIRING.text), Limits())
+    bounds = Bounds(WIRING.model, Prompter(WIRING.text, WIRING.model.context_len), Limits())
     return translate.messages_ask(body, None, bounds), translate.has_marks(body)
 
 

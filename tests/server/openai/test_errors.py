@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -200,3 +201,63 @@ async def test_a_client_that_leaves_ends_its_turn_and_frees_its_session(server, 
     server.served.runner.open()
     answer = await server.chat(HI, headers={"x-session-id": "s"}, max_tokens=1)
     assert answer.headers["x-session-history"] == "new"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [1] * 100_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [1] * 100_000}]}),
+        ("/v1/chat/completions", {"messages": [HI], "tools": ["x"] * 100_000}),
+        ("/v1/responses", {"input": [1] * 100_000}),
+        ("/v1/conversations", {"items": [{}] * 100_000}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [1] * 100_000}),
+        (
+            "/v1/messages",
+            {"max_tokens": 1, "messages": [{"role": "user", "content": [1] * 99_999}]},
+        ),
+    ],
+)
+async def test_a_million_wrong_items_make_one_error(server, path, body):
+    answer = await server.served.post(path, body)
+    assert answer.status_code == 400
+    assert len(answer.content) < 500
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_text_that_cannot_fit_is_not_tokenised(chat_server, path):
+    server = chat_server(context_len=64)
+    long = "x" * 2_000_000
+    more = (
+        {"prompt": long} if "prompt" in body_for(path) else {"messages": [{**HI, "content": long}]}
+    )
+    answer = await server.served.post(path, body_for(path, **more))
+    assert error_of(answer, 400)["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/conversations", {"metadata": {"a": "\ud800"}}, "metadata"),
+        ("/v1/conversations", {"metadata": {"\ud800": "a"}}, "metadata"),
+        (
+            "/v1/responses",
+            {
+                "input": "a",
+                "tools": [{"type": "function", "name": "f", "parameters": {"a": 2**70}}],
+            },
+            "parameters",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [HI], "chat_template_kwargs": {"a": [{"b": "\ud800"}]}},
+            "chat_template_kwargs",
+        ),
+        ("/v1/chat/completions", {"messages": [{**HI, "content": "\ud800"}]}, "content"),
+        ("/v1/completions", {"prompt": "\ud800"}, "prompt"),
+    ],
+)
+async def test_what_cannot_be_written_again_is_named(server, path, body, field):
+    headers = {"Content-Type": "application/json"}
+    answer = await server.served.http.post(path, content=json.dumps(body), headers=headers)
+    assert error_of(answer, 400)["message"].startswith(f"{field} must be")

@@ -16,7 +16,6 @@ from tenure.server.openai.responses.body import begun
 from tenure.server.openai.responses.past import Past
 from tenure.server.openai.responses.schema import ResponseBody
 from tenure.server.openai.schema import ChatBody, CompletionBody, MessageBody
-from tenure.testing.byte_tokenizer import ByteTokenizer
 from tenure.testing.chat_templates import THINKING
 from tenure.testing.scripted_chat import ScriptedChat
 
@@ -133,7 +132,7 @@ SETUP = ScriptedChat(THINKING).setup
 
 def bounds():
     wiring = SETUP.wiring(None, None)
-    return Bounds(wiring.model, Prompter(wiring.text), Limits())
+    return Bounds(wiring.model, Prompter(wiring.text, wiring.model.context_len), Limits())
 
 
 def chat(fields):
@@ -143,7 +142,7 @@ def chat(fields):
 
 def completion(fields):
     body = CompletionBody.model_validate({"prompt": "a", **fields})
-    return completion_translate.completion_ask(body, None, bounds(), ByteTokenizer())[1]
+    return completion_translate.completion_ask(body, None, bounds(), SETUP.text())[1]
 
 
 def response(fields):

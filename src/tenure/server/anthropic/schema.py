@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic.types import FailFast
+from typing_extensions import TypeAliasType
 
 from tenure.server.chat.ask import Effort
+from tenure.server.chat.wire_types import Json
 from tenure.server.sglang.schema import SessionBody
 from tenure.server.wire import Texts, Wire, about
 
@@ -29,13 +32,16 @@ class TextBlock(Wire):
     citations: list[Any] | None = about(None, "Not supported.")
 
 
+TextBlocks = TypeAliasType("TextBlocks", Annotated[list[TextBlock], FailFast()])
+
+
 class ToolUseBlock(Wire):
     """A call that the model made."""
 
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: Json
     cache_control: CacheControl | None = None
     caller: Any = about(None, "Accepted from earlier answers.")
     toolset_name: str | None = about(None, "Not supported.")
@@ -74,12 +80,15 @@ ResultPart: TypeAlias = Annotated[
 ]
 
 
+ResultParts = TypeAliasType("ResultParts", Annotated[list[ResultPart], FailFast()])
+
+
 class ToolResultBlock(Wire):
     """What a call returned."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[ResultPart] | None = None
+    content: str | ResultParts | None = None
     is_error: bool = about(False, "The result is told to the model as an error.")
     cache_control: CacheControl | None = None
     toolset_name: str | None = about(None, "Not supported.")
@@ -100,11 +109,14 @@ Block: TypeAlias = Annotated[
 ]
 
 
+Blocks = TypeAliasType("Blocks", Annotated[list[Block], FailFast()])
+
+
 class MessageBody(Wire):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Blocks
 
 
 class ToolBody(Wire):
@@ -113,13 +125,16 @@ class ToolBody(Wire):
     type: str | None = about(None, "custom, or absent.")
     name: str
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: Json | None = None
     cache_control: CacheControl | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = about(None, "Accepted; arguments are streamed anyway.")
     input_examples: list[Any] | None = about(None, "Not supported.")
     defer_loading: bool | None = about(None, "Not supported.")
     allowed_callers: Texts | None = about(None, "Accepted as direct.")
+
+
+ToolBodies = TypeAliasType("ToolBodies", Annotated[list[ToolBody], FailFast()])
 
 
 class ToolChoice(Wire):
@@ -142,7 +157,7 @@ class OutputFormat(Wire):
     """`output_config.format`."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Json = Field(alias="schema")
 
 
 class OutputConfig(Wire):
@@ -162,14 +177,14 @@ class CountBody(Wire):
     """`/v1/messages/count_tokens`."""
 
     model: str | None = about(None, "The served model, or absent.")
-    messages: list[MessageBody]
-    system: str | list[TextBlock] | None = None
-    tools: list[ToolBody] | None = None
+    messages: Annotated[list[MessageBody], FailFast()]
+    system: str | TextBlocks | None = None
+    tools: ToolBodies | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = about(None, "Accepted; all of a prompt is cached.")
-    chat_template_kwargs: dict[str, Any] | None = about(None, "Further template variables.")
+    chat_template_kwargs: Json | None = about(None, "Further template variables.")
     speed: str | None = about(None, "Accepted as standard.")
     user_profile_id: str | None = about(None, "Not supported.")
     workspace_id: str | None = about(None, "Not supported.")

@@ -38,12 +38,13 @@ class Prompt:
 class Prompter:
     """Prompts and readers of replies for one model.
 
-    `call_format` None takes the one that the chat template shows.
+    `max_tokens` is the model's context; `call_format` None takes the one that its template shows.
     """
 
-    def __init__(self, text: Text, call_format: CallFormat | None = None) -> None:
+    def __init__(self, text: Text, max_tokens: int, call_format: CallFormat | None = None) -> None:
         source = "" if text.chat is None else text.chat.source
         self._text = text
+        self._max_tokens = max_tokens
         self._template_has_tools = "tools" in source
         shown = format_of(source) if self._template_has_tools else HERMES
         self._format = shown if call_format is None else call_format
@@ -57,7 +58,7 @@ class Prompter:
         """The whole conversation, ready for a reply.
 
         Raises UnsupportedField where the model cannot chat, InvalidField where its template does
-        not take the messages.
+        not take the messages, ContextTooLong where they cannot fit.
         """
         messages = self._shown(talk.messages)
         tools, template_args = talk.opening
@@ -159,6 +160,7 @@ class Prompter:
         return told(messages, self._format)
 
     def _prompt(self, rendered: str) -> Prompt:
+        self._text.check_length(rendered, self._max_tokens)
         ids = self._text.tokenizer.encode(rendered, add_special=False)
         return Prompt(tokens(ids), rendered.rstrip().endswith(OPEN))
 

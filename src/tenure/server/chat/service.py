@@ -56,7 +56,7 @@ class ChatService:
     def __init__(self, client: EngineClient, call_format: CallFormat | None = None) -> None:
         self._client = client
         self._transcript = Transcript()
-        self.prompter = Prompter(client.text, call_format)
+        self.prompter = Prompter(client.text, client.model.context_len, call_format)
         self._seats = Seats(client, self.prompter, self._transcript)
 
     async def begin(self, ask: ChatAsk) -> Job:
@@ -150,10 +150,10 @@ class ChatService:
 
     async def _begun_text(self, ask: TextAsk, hold: ExitStack) -> Job:
         ref = tag = None
-        history = History.CONTINUED
+        history = History.NONE
         match ask.place:
             case Alone(tag):
-                history = History.NONE
+                pass
             case InSession(ref):
                 pass
             case AtTip(session):

@@ -10,7 +10,7 @@ from typing import cast
 from tenure.core.errors import InvalidField, UnsupportedField
 from tenure.core.params import LogprobParams
 from tenure.core.tokens import Tokens, tokens
-from tenure.model.tokenizer.base import Tokenizer
+from tenure.engine.text import Text
 from tenure.server.chat.ask import Alone, Place, TextAsk
 from tenure.server.chat.bounds import Bounds
 from tenure.server.chat.places import place_of
@@ -27,7 +27,7 @@ NO_EFFECT = decoding.NO_EFFECT
 
 
 def completion_ask(
-    body: CompletionBody, header: str | None, bounds: Bounds, tokenizer: Tokenizer
+    body: CompletionBody, header: str | None, bounds: Bounds, text: Text
 ) -> tuple[str, TextAsk]:
     """The answer's id, and what is asked. Raises UserError, naming the field; tokenises."""
     check_model(body.model, bounds.model.name)
@@ -35,7 +35,7 @@ def completion_ask(
     if body.best_of not in (None, body.n):
         raise UnsupportedField("best_of", "every answer is returned; use n")
     place = place_of(body.session_params, body.session_id, header)
-    prompts = _prompts(body, place, bounds, tokenizer)
+    prompts = _prompts(body, place, bounds, text)
     n = n_answers(body, bounds, len(prompts), place)
     answer_id, ids = turn_ids(body, "cmpl-", len(prompts), n)
     logprobs = _logprobs(body, place, bounds)
@@ -59,16 +59,14 @@ def _logprobs(body: CompletionBody, place: Place, bounds: Bounds) -> LogprobPara
     return LogprobParams(input_start=0 if body.echo else None, n_top=n_top)
 
 
-def _prompts(
-    body: CompletionBody, place: Place, bounds: Bounds, tokenizer: Tokenizer
-) -> tuple[Tokens, ...]:
+def _prompts(body: CompletionBody, place: Place, bounds: Bounds, text: Text) -> tuple[Tokens, ...]:
     if body.prompt is None:
         raise InvalidField("prompt", None, "text, token ids, or a list of either")
     given = body.prompt
     batched = isinstance(given, list) and not _is_ids(cast("list[object]", given))
     items = cast("list[str] | list[list[int]]", given if batched else [given])
     bounds.count("prompt", len(items), bounds.limits.max_batch)
-    prompts = tuple(_tokens(item, bounds, tokenizer) for item in items)
+    prompts = tuple(_tokens(item, bounds, text) for item in items)
     match place:
         case Alone():
             if not all(prompts):
@@ -83,10 +81,11 @@ def _is_ids(given: list[object]) -> bool:
     return not given or isinstance(given[0], int)
 
 
-def _tokens(item: str | list[int], bounds: Bounds, tokenizer: Tokenizer) -> Tokens:
+def _tokens(item: str | list[int], bounds: Bounds, text: Text) -> Tokens:
     match item:
         case str():
-            return tokens(tokenizer.encode(item, add_special=True))
+            text.check_length(item, bounds.model.context_len)
+            return tokens(text.tokenizer.encode(item, add_special=True))
         case ids:
             check_ids("prompt", ids, bounds.model.n_vocab)
             return tokens(ids)

@@ -89,12 +89,12 @@ class OpenAIRoutes:
         return await answer(request, self._chat(body, x_session_id))
 
     async def _complete(self, body: CompletionBody, session: str | None) -> Response:
-        tokenizer = self._client.text.tokenizer
+        text = self._client.text
         answer_id, ask = await off_loop(
-            len(str(body.prompt)), lambda: completion_ask(body, session, self._bounds, tokenizer)
+            len(str(body.prompt)), lambda: completion_ask(body, session, self._bounds, text)
         )
         job = await self._service.begin_text(ask)
-        writer = CompletionWriter(self._header(answer_id, body), tokenizer, body.n, body.echo)
+        writer = CompletionWriter(self._header(answer_id, body), text.tokenizer, body.n, body.echo)
         return await self._answered(job, writer, body)
 
     async def _chat(self, body: ChatBody, session: str | None) -> Response:

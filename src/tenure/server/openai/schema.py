@@ -6,11 +6,14 @@ built, so the bounds here only document. A null is the same as an absent field.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic.types import FailFast
+from typing_extensions import TypeAliasType
 
 from tenure.server.chat.ask import Effort
+from tenure.server.chat.wire_types import Json, Labels
 from tenure.server.sglang.schema import SessionBody
 from tenure.server.wire import Bools, IdLists, Ids, Texts, Wire, about
 
@@ -28,7 +31,7 @@ class JsonSchemaFormat(Wire):
 
     name: str
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Json | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -39,7 +42,7 @@ class ResponseFormat(Wire):
     json_schema: JsonSchemaFormat | None = None
     structures: list[Any] | None = about(None, "structural_tag: the constrained spans.")
     triggers: Texts | None = about(None, "structural_tag: what begins a span.")
-    format: dict[str, Any] | None = about(None, "structural_tag: its newer form.")
+    format: Json | None = about(None, "structural_tag: its newer form.")
 
 
 class DecodingBody(Wire):
@@ -83,7 +86,7 @@ class ExtendedBody(DecodingBody):
     return_token_ids: bool = about(False, "Add `token_ids` to each choice.")
     lora_path: str | Texts | None = about(None, "Not supported yet.")
     custom_logit_processor: str | Texts | None = about(None, "Not supported.")
-    custom_params: dict[str, Any] | None = about(None, "Not supported.")
+    custom_params: Json | None = about(None, "Not supported.")
     return_hidden_states: bool | Bools | Literal["last"] = about(False, "Not supported yet.")
     return_routed_experts: bool = about(False, "Not supported by this model.")
     routed_experts_start_len: int = about(0, "Not supported by this model.")
@@ -113,6 +116,9 @@ class PartBody(Wire):
     file: Any = about(None, "Not supported by this model.")
 
 
+Parts = TypeAliasType("Parts", Annotated[list[PartBody], FailFast()])
+
+
 class FunctionCallBody(Wire):
     """The function that a call names."""
 
@@ -129,13 +135,16 @@ class ToolCallBody(Wire):
     function: FunctionCallBody
 
 
+ToolCallBodies = TypeAliasType("ToolCallBodies", Annotated[list[ToolCallBody], FailFast()])
+
+
 class MessageBody(Wire):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[PartBody] | None = None
+    content: str | Parts | None = None
     name: str | None = about(None, "For the chat template.")
-    tool_calls: list[ToolCallBody] | None = None
+    tool_calls: ToolCallBodies | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = about(None, "Reasoning of an earlier reply.")
     refusal: str | None = None
@@ -144,12 +153,15 @@ class MessageBody(Wire):
     function_call: Any = about(None, "Not supported; use tool_calls.")
 
 
+Messages = TypeAliasType("Messages", Annotated[list[MessageBody], FailFast()])
+
+
 class FunctionBody(Wire):
     """A function that the model may call."""
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
@@ -158,6 +170,9 @@ class ToolBody(Wire):
 
     type: Literal["function"] = "function"
     function: FunctionBody
+
+
+ToolBodies = TypeAliasType("ToolBodies", Annotated[list[ToolBody], FailFast()])
 
 
 class NamedFunction(Wire):
@@ -176,20 +191,22 @@ class NamedChoice(Wire):
 class ChatBody(ExtendedBody):
     """`/v1/chat/completions`."""
 
-    messages: list[MessageBody] = about(..., "The conversation; in a session, what is new of it.")
+    messages: Annotated[list[MessageBody], FailFast()] = about(
+        ..., "The conversation; in a session, what is new of it."
+    )
     max_tokens: int | None = about(None, "Most tokens to produce; the context's end if absent.")
     max_completion_tokens: int | None = about(None, "The newer name of max_tokens.")
     logprobs: bool = about(False, "Report log probabilities.")
     top_logprobs: int | None = about(None, "Alternatives to report at each position.")
-    tools: list[ToolBody] | None = None
+    tools: ToolBodies | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool = about(True, "False shows the first call only.")
     reasoning_effort: Effort | None = about(None, "For models with reasoning.")
     separate_reasoning: bool = about(True, "Put reasoning into `reasoning_content`.")
     stream_reasoning: bool = about(True, "Not supported: reasoning is streamed as it comes.")
-    chat_template_kwargs: dict[str, Any] | None = about(None, "Further template variables.")
+    chat_template_kwargs: Json | None = about(None, "Further template variables.")
     continue_final_message: bool = about(False, "Go on with the last, the assistant's, message.")
-    metadata: dict[str, str] | None = about(None, "Accepted; nothing is done with it.")
+    metadata: Labels | None = about(None, "Accepted; nothing is done with it.")
     prompt_cache_key: str | None = about(None, "Accepted; equal prefixes are found anyway.")
     safety_identifier: str | None = about(None, "Accepted; nothing is done with it.")
     store: bool = about(False, "Not supported; use /v1/responses.")
@@ -197,8 +214,8 @@ class ChatBody(ExtendedBody):
     modalities: Texts | None = about(None, "Accepted as text.")
     verbosity: str | None = about(None, "Accepted as medium.")
     prompt_cache_retention: str | None = about(None, "Accepted as in_memory.")
-    prompt_cache_options: dict[str, Any] | None = about(None, "Not supported.")
-    moderation: dict[str, Any] | None = about(None, "Not supported.")
+    prompt_cache_options: Json | None = about(None, "Not supported.")
+    moderation: Json | None = about(None, "Not supported.")
     prediction: Any = about(None, "Not supported.")
     audio: Any = about(None, "Not supported by this model.")
     web_search_options: Any = about(None, "Not supported.")

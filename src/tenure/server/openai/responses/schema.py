@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import Discriminator, Field, Tag
+from pydantic.types import FailFast
+from typing_extensions import TypeAliasType
 
 from tenure.server.chat.ask import Effort
+from tenure.server.chat.wire_types import Json, Labels
 from tenure.server.sglang.schema import SessionBody
 from tenure.server.wire import Texts, Wire, about
 
@@ -29,13 +32,16 @@ class ContentBody(Wire):
     detail: Any = about(None, "Not supported by this model.")
 
 
+Contents = TypeAliasType("Contents", Annotated[list[ContentBody], FailFast()])
+
+
 class MessageItem(Wire):
     """What somebody said."""
 
     type: Literal["message"] = "message"
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[ContentBody]
+    content: str | Contents
     status: Status | None = None
     phase: str | None = about(None, "Accepted; replies have no phases.")
 
@@ -59,7 +65,7 @@ class FunctionOutputItem(Wire):
     type: Literal["function_call_output"]
     id: str | None = None
     call_id: str
-    output: str | list[ContentBody]
+    output: str | Contents
     name: str | None = None
     status: Status | None = None
     caller: Any = about(None, "Accepted from earlier answers.")
@@ -72,7 +78,7 @@ class ReasoningItem(Wire):
     type: Literal["reasoning"]
     id: str | None = None
     summary: list[Any] | None = about(None, "Accepted from earlier answers.")
-    content: list[ContentBody] | None = None
+    content: Contents | None = None
     encrypted_content: str | None = about(None, "Not supported.")
     status: Status | None = None
 
@@ -110,15 +116,21 @@ ItemBody: TypeAlias = Annotated[
 ]
 
 
+Items = TypeAliasType("Items", Annotated[list[ItemBody], FailFast()])
+
+
 class ResponseTool(Wire):
     """A function that the model may call; other types are refused by name."""
 
     type: str
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
     defer_loading: bool | None = about(None, "Accepted as false.")
+
+
+ResponseTools = TypeAliasType("ResponseTools", Annotated[list[ResponseTool], FailFast()])
 
 
 class NamedTool(Wire):
@@ -136,7 +148,7 @@ class TextFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Json | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -173,7 +185,7 @@ class ResponseBody(Wire):
     """`/v1/responses`."""
 
     model: str | None = about(None, "The served model, or absent.")
-    input: str | list[ItemBody] | None = None
+    input: str | Items | None = None
     instructions: str | None = about(None, "A system message; not inherited.")
     previous_response_id: str | None = about(None, "Go on from any earlier response.")
     conversation: str | ConversationRef | None = about(None, "Go on with a conversation.")
@@ -186,12 +198,12 @@ class ResponseBody(Wire):
     top_p: float = about(1.0, "Nucleus mass.", exclusiveMinimum=0, maximum=1)
     top_logprobs: int | None = about(None, "Alternatives to report at each position.")
     include: Texts | None = about(None, "message.output_text.logprobs, or absent.")
-    tools: list[ResponseTool] | None = None
+    tools: ResponseTools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = about(True, "False shows the first call only.")
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    metadata: dict[str, str] | None = about(None, "Kept with the response.")
+    metadata: Labels | None = about(None, "Kept with the response.")
     user: str | None = about(None, "Kept with the response.")
     safety_identifier: str | None = about(None, "Kept with the response.")
     prompt_cache_key: str | None = about(None, "Kept; equal prefixes are found anyway.")
@@ -199,7 +211,7 @@ class ResponseBody(Wire):
     service_tier: str | None = about(None, "Accepted as auto and default.")
     truncation: str | None = about(None, "Accepted as disabled.")
     prompt_cache_retention: str | None = about(None, "Accepted as in_memory.")
-    prompt_cache_options: dict[str, Any] | None = about(None, "Not supported.")
+    prompt_cache_options: Json | None = about(None, "Not supported.")
     prompt: Any = about(None, "Not supported.")
     context_management: list[Any] | None = about(None, "Not supported.")
     background_options: Any = about(None, "Not supported.")
@@ -218,7 +230,7 @@ class ResponseBody(Wire):
     cache_salt: str | None = about(None, "Keeps cached prompts apart.")
     session_params: SessionBody | None = about(None, "Run inside an open session.")
     session_id: str | None = about(None, "Tag the cached prompt; needs store false.")
-    chat_template_kwargs: dict[str, Any] | None = about(None, "Further template variables.")
+    chat_template_kwargs: Json | None = about(None, "Further template variables.")
 
     @property
     def conversation_id(self) -> str | None:
@@ -232,17 +244,17 @@ class ResponseBody(Wire):
 class ConversationBody(Wire):
     """`/v1/conversations`."""
 
-    items: list[ItemBody] | None = None
-    metadata: dict[str, str] | None = None
+    items: Items | None = None
+    metadata: Labels | None = None
 
 
 class MetadataBody(Wire):
     """An update of a conversation."""
 
-    metadata: dict[str, str]
+    metadata: Labels
 
 
 class ItemsBody(Wire):
     """`/v1/conversations/{id}/items`."""
 
-    items: list[ItemBody]
+    items: Items
