@@ -241,14 +241,6 @@ async def test_text_that_cannot_fit_is_not_tokenised(chat_server, path):
         ("/v1/conversations", {"metadata": {"a": "\ud800"}}, "metadata"),
         ("/v1/conversations", {"metadata": {"\ud800": "a"}}, "metadata"),
         (
-            "/v1/responses",
-            {
-                "input": "a",
-                "tools": [{"type": "function", "name": "f", "parameters": {"a": 2**70}}],
-            },
-            "parameters",
-        ),
-        (
             "/v1/chat/completions",
             {"messages": [HI], "chat_template_kwargs": {"a": [{"b": "\ud800"}]}},
             "chat_template_kwargs",
