@@ -42,6 +42,10 @@ bool spin_until(Ready&& ready) {
   return ready();
 }
 
+// A worker gives up its core this often, between chunks: a scheduler that would soon take the core
+// for another process then takes it here, and not in the middle of a chunk that others wait for.
+constexpr std::chrono::microseconds TURN{200};
+
 // Counts the forks that led to this process, so that a pool sees that its threads are gone.
 std::atomic<unsigned> fork_count{0};
 
@@ -100,9 +104,13 @@ struct Pool::State {
   }
 
   // Takes and runs chunks of the current region until none is left.
-  void take_chunks(int worker) {
+  void take_chunks(int worker) { take_chunks(worker, [] {}); }
+
+  template <class Between>
+  void take_chunks(int worker, Between&& between) {
     std::uint64_t seen = ticket.load(std::memory_order_acquire);
     while (left_of(seen) > 0) {
+      between();
       // Read before the swap: if it succeeds, the region still ran and these are its own.
       const Erased run_body = body.load(std::memory_order_relaxed);
       void* const run_context = context.load(std::memory_order_relaxed);
@@ -121,8 +129,14 @@ struct Pool::State {
   }
 
   void serve(int worker) {
+    auto turn_ends = std::chrono::steady_clock::now() + TURN;
+    const auto offer_core = [&] {
+      if (std::chrono::steady_clock::now() < turn_ends) return;
+      std::this_thread::yield();
+      turn_ends = std::chrono::steady_clock::now() + TURN;
+    };
     while (!stopping.load(std::memory_order_relaxed)) {
-      take_chunks(worker);
+      take_chunks(worker, offer_core);
       const auto awake = [&] {
         return left_of(ticket.load(std::memory_order_relaxed)) > 0 ||
                stopping.load(std::memory_order_relaxed);
