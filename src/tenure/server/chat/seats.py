@@ -139,7 +139,9 @@ class Seats:
         n_same = _n_common(found.tail, whole.tokens)
         at = replace(everything, offset=n_same) if n_same else SessionRef(ref.id)
         prompt = replace(whole, tokens=whole.tokens[n_same:])
-        return Seat(at, prompt, full, None, held.generation, History.RENDERED)
+        if ref.drop_previous_output:
+            return Seat(at, prompt, full, None, held.generation, History.RENDERED)
+        return Seat(at, prompt, talk, key, held.generation, History.RENDERED)
 
     def _unrepeated(self, key: Key, talk: Talk) -> Talk:
         """`talk` without what the session holds. Raises InvalidField where it holds other words."""
