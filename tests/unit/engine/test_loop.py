@@ -67,13 +67,13 @@ async def test_a_turn_id_in_flight_is_refused_to_a_second_caller() -> None:
 async def test_a_close_waits_for_the_running_turn() -> None:
     client = fake_client()
     await client.open_session(OpenSession("s"))
-    turn = asyncio.create_task(run(client, ask("t", 50, "s")))
-    while not (await client.session("s")).n_running:
-        pass
+    stream = client.generate(ask("t", 500, "s"))
+    await anext(stream)
     closed = await client.close_session("s")
     assert closed.reason == "closed"
-    out, _ = await turn
-    assert len(out) == 50
+    last = [event async for event in stream][-1]
+    assert isinstance(last, TurnFinished)
+    assert last.usage.n_completion == 500
     with pytest.raises(SessionNotFound):
         await client.session("s")
     await client.close()
