@@ -6,7 +6,7 @@ native implementation pays for Python once a step and not once an operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tenure.core.plan import Choice, ChoiceSpec, PageCopy
+from tenure.core.progress import Progress
 from tenure.kv.spec import KvSpec
 from tenure.model.spec import ModelSpec
 from tenure.model.weights.base import WeightSource
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
-Progress = Callable[[str, int, int], None]
-"""Called as (what, done, total) while a model loads."""
 
 
 @dataclass(frozen=True, slots=True)

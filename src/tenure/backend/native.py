@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tenure.backend.base import F32, BackendSettings, Batch, Progress
+from tenure.backend.base import F32, BackendSettings, Batch
 from tenure.backend.native_choose import choices
 from tenure.backend.native_model import KV_DTYPES, REQUANTIZE, fill_model, native_spec
 from tenure.backend.native_threads import available_threads
 from tenure.core.errors import ConfigError
 from tenure.core.plan import Choice, ChoiceSpec, PageCopy
+from tenure.core.progress import Progress
 from tenure.kv.spec import KvSpec, RecurrentGroup
 from tenure.model.spec import ModelSpec
 from tenure.model.weights.base import WeightSource

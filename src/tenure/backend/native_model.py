@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tenure.backend.base import F32, Progress
+from tenure.backend.base import F32
 from tenure.core.errors import ModelError
+from tenure.core.progress import Progress
 from tenure.model.rope import inverse_frequencies
 from tenure.model.spec import Activation, AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 from tenure.model.weights.base import Encoding, StoredTensor, WeightSource

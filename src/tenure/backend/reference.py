@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tenure.backend import sampler
-from tenure.backend.base import F32, BackendSettings, Batch, Progress
+from tenure.backend.base import F32, BackendSettings, Batch
 from tenure.backend.reference_layers import (
     Arithmetic,
     Block,
@@ -29,6 +29,7 @@ from tenure.backend.reference_ops import rms_norm, softcap
 from tenure.backend.reference_paging import GroupKv, GroupShape, GroupStep, token_positions
 from tenure.core.errors import ConfigError, ModelError
 from tenure.core.plan import Choice, ChoiceSpec, PageCopy
+from tenure.core.progress import Progress
 from tenure.kv.spec import KvSpec
 from tenure.model.spec import ModelSpec
 from tenure.model.weights.base import WeightSource

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from tenure.backend.base import Progress
 from tenure.backend.reference_ops import activate, attend, rms_norm, rotate
 from tenure.backend.reference_paging import GroupStep
 from tenure.core.errors import ModelError
+from tenure.core.progress import Progress
 from tenure.model.rope import inverse_frequencies
 from tenure.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
 from tenure.model.weights.base import WeightSource

@@ -6,11 +6,12 @@ import secrets
 from contextlib import ExitStack
 from pathlib import Path
 
-from tenure.backend.base import BackendSettings, Executor, Progress
+from tenure.backend.base import BackendSettings, Executor
 from tenure.backend.registry import find_backend
 from tenure.core.clock import MonotonicClock
 from tenure.core.config import EngineConfig, EngineSettings
 from tenure.core.info import ModelInfo
+from tenure.core.progress import Progress
 from tenure.engine.local import LocalClient
 from tenure.engine.text import Text, load_text
 from tenure.engine.wire import Wiring, launch

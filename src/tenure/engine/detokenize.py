@@ -42,7 +42,7 @@ class TurnText:
         rules = StopRules.of(params)
         self._tokenizer = tokenizer
         self._options = options
-        self._stop_ids = stop_ids(params, tokenizer)
+        self._stop_ids = stop_ids(params, tokenizer.eos_ids)
         self._min_new = params.min_new_tokens
         self._stream = tokenizer.stream(skip_special=False)
         self._scanner = StopScanner(rules) if rules else None

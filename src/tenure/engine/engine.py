@@ -36,6 +36,7 @@ from tenure.core.turns import ContextQuery, OnAbort, OpenSession, TurnRequest
 from tenure.engine.commits import Commits, EndedTurn
 from tenure.engine.limits import EngineLimits
 from tenure.engine.outcome import finished, usage
+from tenure.engine.stops import stop_ids
 from tenure.engine.tally import Tally
 from tenure.kv.lease import Lease
 from tenure.kv.manager import KvCache
@@ -181,8 +182,6 @@ class Engine:
     def _spec(
         self, turn: TurnRequest, prompt: TokenLog, n_inherited: int, watch: StopWatch | None
     ) -> RequestSpec:
-        params = turn.params
-        stop_ids = frozenset(params.stop_token_ids)
         return RequestSpec(
             number=self._next_number,
             turn=turn,
@@ -190,7 +189,7 @@ class Engine:
             n_inherited=n_inherited,
             max_len=self._limits.max_len,
             seed=self._limits.seed_of(turn),
-            stop_ids=stop_ids if params.ignore_eos else stop_ids | self._limits.eos_ids,
+            stop_ids=stop_ids(turn.params, self._limits.eos_ids),
             watch=watch,
             arrival_s=self._clock.now(),
         )

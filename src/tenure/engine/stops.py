@@ -196,12 +196,12 @@ def make_watch(
     return StopWatcher(rules, params.min_new_tokens, tokenizer.stream(skip_special=False)).feed
 
 
-def stop_ids(params: SamplingParams, tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids that end a turn with these parameters.
+def stop_ids(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
+    """The ids that end a turn with these parameters, where the model ends with `eos_ids`.
 
     `ignore_eos` lets the model's own EOS pass; `stop_token_ids` still count.
     """
-    eos = frozenset[int]() if params.ignore_eos else tokenizer.eos_ids
+    eos = frozenset[int]() if params.ignore_eos else eos_ids
     return eos.union(params.stop_token_ids) if params.stop_token_ids else eos
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import cast
 
 from tenure.core.errors import ModelError
+from tenure.core.progress import Progress
 from tenure.model.families.base import Inventory
 from tenure.model.registry import blueprint_from_gguf, blueprint_from_hf
 from tenure.model.spec import ModelSpec
@@ -20,9 +21,6 @@ from tenure.model.weights.gguf import MAGIC, GgufFile, open_gguf
 from tenure.model.weights.hub import fetch_snapshot
 from tenure.model.weights.safetensors import open_safetensors
 from tenure.model.weights.source import CheckpointWeights
-
-Progress = Callable[[str, int, int], None]
-"""Called as (what, done, total) while files are fetched."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 ROPE_FREQS = "rope_freqs.weight"

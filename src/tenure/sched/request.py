@@ -45,7 +45,7 @@ class RequestSpec:
     """What does not change while a request lives.
 
     `max_len` bounds prompt + output, in tokens. `stop_ids` end the turn when chosen. `seed` keys
-    every draw. `order` is the place in line among requests of the same priority.
+    every draw. `number` is the place in line among requests of the same priority.
     """
 
     number: int

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenure.core.errors import EngineStopped, Overloaded, TenureError, TurnFailed, UserError
+from tenure.core.events import Aborted, Finish
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -235,3 +236,18 @@ def _short(value: object, limit: int = 80) -> str:
         case _:
             text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def raise_failure(finish: Finish | None) -> None:
+    """Raise the failed end of a turn as an error, with the end's own code; other ends pass."""
+    match finish:
+        case Aborted(message, 503, code):
+            error: TenureError = EngineStopped(message)
+        case Aborted(message, int() as status, code) if status < 500:
+            error = UserError(message)
+        case Aborted(message, int(), code):
+            error = TurnFailed(message)
+        case _:
+            return
+    error.code = code or error.code
+    raise error

@@ -21,6 +21,7 @@ from tenure.core.turns import TurnRequest
 from tenure.engine.client import EngineClient
 from tenure.metrics.render import CONTENT_TYPE, render
 from tenure.server.errors import ErrorBody, general, json_response
+from tenure.server.models import model_entry
 from tenure.server.settings import ServerSettings
 from tenure.server.texts import DetokenizeBody, TokenizeBody, detokenized, tokenized
 
@@ -110,15 +111,7 @@ class OpsRoutes:
     async def models(self) -> Response:
         """The served model, in the shape of OpenAI's list."""
         model = self._client.model
-        entry = {
-            "id": model.name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "tenure",
-            "root": model.path,
-            "parent": None,
-            "max_model_len": model.context_len,
-        }
+        entry = model_entry(model, self._started)
         return json_response({"object": "list", "data": [entry]})
 
     async def metrics(self) -> Response:

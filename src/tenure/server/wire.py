@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, cast
 
@@ -75,3 +75,25 @@ def check_ids(field: str, ids: Sequence[int], n_vocab: int) -> None:
         return
     bad = next(token for token in ids if not 0 <= token < n_vocab)
     raise InvalidField(field, bad, f"token ids in [0, {n_vocab})")
+
+
+def token_biases(field: str, body: Mapping[str, float], n_vocab: int) -> dict[int, float]:
+    """Biases by token id, from the strings that JSON has for keys. Raises InvalidField."""
+    bias: dict[int, float] = {}
+    for key, value in body.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 12):
+            raise InvalidField(field, key, "a map from token id to bias")
+        bias[int(key)] = value
+    check_ids(field, tuple(bias), n_vocab)
+    return bias
+
+
+def texts_of(value: str | list[str] | None) -> tuple[str, ...]:
+    """One text, several, or none, as a tuple."""
+    match value:
+        case None:
+            return ()
+        case str():
+            return (value,)
+        case _:
+            return tuple(value)

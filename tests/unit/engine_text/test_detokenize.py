@@ -140,7 +140,7 @@ def test_the_text_is_that_of_the_tokens_cut_where_the_engine_stopped(
 
 def _run(ids: list[int], params: SamplingParams) -> tuple[list[int], Finish]:
     """What an engine makes of a model that would say `ids`."""
-    watch, ends = make_watch(params, TOKENIZER), stop_ids(params, TOKENIZER)
+    watch, ends = make_watch(params, TOKENIZER), stop_ids(params, TOKENIZER.eos_ids)
     for n, token in enumerate(ids, start=1):
         matched = watch(token) if watch is not None else None
         if token in ends and n >= params.min_new_tokens:

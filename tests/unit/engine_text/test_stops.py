@@ -173,6 +173,6 @@ def test_stop_strings_agree_with_a_search_of_the_whole_text(
 
 
 def test_stop_ids_are_eos_and_the_asked_for() -> None:
-    assert stop_ids(SamplingParams(), TOKENIZER) == {EOS}
-    assert stop_ids(SamplingParams(stop_token_ids=(7,)), TOKENIZER) == {7, EOS}
-    assert stop_ids(SamplingParams(stop_token_ids=(7,), ignore_eos=True), TOKENIZER) == {7}
+    assert stop_ids(SamplingParams(), TOKENIZER.eos_ids) == {EOS}
+    assert stop_ids(SamplingParams(stop_token_ids=(7,)), TOKENIZER.eos_ids) == {7, EOS}
+    assert stop_ids(SamplingParams(stop_token_ids=(7,), ignore_eos=True), TOKENIZER.eos_ids) == {7}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import Response
 
-from tenure.server.chat.failures import Failure, failure_of
+from tenure.server.chat.failures import Failure, failure_of, route_class
 from tenure.server.errors import HttpError
 
 OVERLOADED = 529
@@ -58,16 +54,4 @@ def error_event(error: Exception) -> bytes:
     return b"event: error\ndata: %b\n\n" % body
 
 
-class AnthropicRoute(APIRoute):
-    """A route whose errors, of whatever origin, have this shape."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handled(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except Exception as error:
-                return shaped(failure_of(error)).response()
-
-        return handled
+AnthropicRoute = route_class(shaped)

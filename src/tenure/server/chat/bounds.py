@@ -10,7 +10,7 @@ from tenure.core.info import ModelInfo
 from tenure.core.params import SamplingParams
 from tenure.server.chat.prompter import Prompter
 from tenure.server.limits import Limits
-from tenure.server.wire import check_ids
+from tenure.server.wire import check_ids, texts_of, token_biases
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,11 @@ class Bounds:
 
     def texts(self, field: str, value: str | list[str] | None) -> tuple[str, ...]:
         """One text or several, not too many. Raises InvalidField."""
-        match value:
-            case None:
-                return ()
-            case str():
-                return (value,)
-            case _:
-                return self.limits.bound_list(field, tuple(value))
+        return self.limits.bound_list(field, texts_of(value))
 
     def logit_bias(self, body: Mapping[str, float]) -> dict[int, float]:
         """Biases by token id. Raises InvalidField."""
-        bias: dict[int, float] = {}
-        for key, value in body.items():
-            if not (key.isascii() and key.isdecimal() and len(key) < 12):
-                raise InvalidField("logit_bias", key, "a map from token id to bias")
-            bias[int(key)] = value
-        check_ids("logit_bias", tuple(bias), self.model.n_vocab)
-        return bias
+        return token_biases("logit_bias", body, self.model.n_vocab)
 
     def count(self, field: str, value: int, high: int) -> int:
         """`value`, which must be in [1, high]. Raises InvalidField."""

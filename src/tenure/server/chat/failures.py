@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tenure.core.errors import (
     ContextTooLong,
@@ -26,7 +30,7 @@ from tenure.core.errors import (
     UserError,
 )
 from tenure.server.chat.refusals import NotFound
-from tenure.server.errors import internal, validation_message
+from tenure.server.errors import HttpError, internal, validation_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +88,21 @@ def _param(wrong: list[dict[str, Any]]) -> str | None:
     """The field of the first error, where it is about one."""
     where = cast("tuple[str | int, ...]", wrong[0]["loc"])[1:] if wrong else ()
     return str(where[0]) if where and isinstance(where[0], str) else None
+
+
+def route_class(shaped: Callable[[Failure], HttpError]) -> type[APIRoute]:
+    """Routes whose errors, of whatever origin, have the shape that `shaped` gives them."""
+
+    class ShapedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handled(request: Request) -> Response:
+                try:
+                    return await handle(request)
+                except Exception as error:
+                    return shaped(failure_of(error)).response()
+
+            return handled
+
+    return ShapedRoute

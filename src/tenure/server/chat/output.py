@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tenure.core.errors import EngineStopped, TenureError, TurnFailed, UserError
-from tenure.core.events import Aborted, Finish, TurnEvent, TurnFinished, TurnTokens, Usage
+from tenure.core.events import Finish, TurnEvent, TurnFinished, TurnTokens, Usage
 from tenure.core.plan import Choice
 from tenure.core.turns import TurnRequest
 from tenure.engine.detokenize import TurnText
 from tenure.server.chat.reader import Reader, Reply
+from tenure.server.errors import raise_failure
 from tenure.server.tools.pieces import Piece
 
 
@@ -79,18 +79,3 @@ class Output:
         for piece in delta.pieces:
             self.reply.take(piece)
         return delta
-
-
-def raise_failure(finish: Finish) -> None:
-    """Raise the failed end of a turn as an error, with the end's own code."""
-    match finish:
-        case Aborted(message, 503, code):
-            error: TenureError = EngineStopped(message)
-        case Aborted(message, int() as status, code) if status < 500:
-            error = UserError(message)
-        case Aborted(message, int(), code):
-            error = TurnFailed(message)
-        case _:
-            return
-    error.code = code or error.code
-    raise error

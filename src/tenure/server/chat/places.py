@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tenure.core.errors import InvalidField, UserError
-from tenure.core.turns import SessionRef, check_id
+from tenure.core.errors import UserError
+from tenure.core.turns import check_id
 from tenure.server.chat.ask import Alone, AtTip, InSession, Place
 from tenure.server.sglang.schema import SessionBody
+from tenure.server.sglang.translate import session_ref
 
 SESSION_HEADER = "x-session-id"
 
@@ -31,16 +32,3 @@ def place_of(params: SessionBody | None, tag: str | None, header: str | None) ->
         check_id(SESSION_HEADER, header)
         return AtTip(header)
     return Alone(tag) if asked is None else InSession(session_ref(asked))
-
-
-def session_ref(asked: SessionBody) -> SessionRef:
-    """Raises InvalidField where no session is named."""
-    if asked.id is None:
-        raise InvalidField("session_params.id", None, "the id of an open session")
-    return SessionRef(
-        id=asked.id,
-        parent=asked.rid,
-        offset=asked.offset,
-        replace=asked.replace,
-        drop_previous_output=asked.drop_previous_output,
-    )

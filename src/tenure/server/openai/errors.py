@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
-
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import Response
 
-from tenure.server.chat.failures import Failure, failure_of
+from tenure.server.chat.failures import Failure, failure_of, route_class
 from tenure.server.errors import HttpError
 from tenure.server.sse import line
 
@@ -54,16 +48,4 @@ def error_line(error: Exception) -> bytes:
     return line(shaped(failure_of(error)).body)
 
 
-class OpenAIRoute(APIRoute):
-    """A route whose errors, of whatever origin, have this shape."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handled(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except Exception as error:
-                return shaped(failure_of(error)).response()
-
-        return handled
+OpenAIRoute = route_class(shaped)

@@ -16,6 +16,7 @@ from tenure.server.chat.prompter import off_loop
 from tenure.server.chat.refusals import check_model
 from tenure.server.chat.service import ChatService, Job
 from tenure.server.errors import json_response
+from tenure.server.models import model_entry
 from tenure.server.openai import chat_answer
 from tenure.server.openai.chat_answer import ChatWriter
 from tenure.server.openai.chat_translate import chat_ask
@@ -65,15 +66,7 @@ class OpenAIRoutes:
         """The served model, by its name."""
         model = self._client.model
         check_model(model_id, model.name)
-        shown = {
-            "id": model.name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "tenure",
-            "root": model.path,
-            "parent": None,
-            "max_model_len": model.context_len,
-        }
+        shown = model_entry(model, self._started)
         return json_response(shown)
 
     async def completions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -11,7 +11,7 @@ from tenure.core.params import SEED_MAX, LogprobParams, SamplingParams
 from tenure.engine.text import Text
 from tenure.server.limits import Limits
 from tenure.server.sglang.schema import GenerateBody, SamplingBody
-from tenure.server.wire import check_ids
+from tenure.server.wire import check_ids, texts_of, token_biases
 
 T = TypeVar("T")
 
@@ -47,11 +47,11 @@ def sampling_params(body: SamplingBody, bounds: Bounds) -> SamplingParams:
         presence_penalty=body.presence_penalty,
         repetition_penalty=body.repetition_penalty,
         min_new_tokens=body.min_new_tokens,
-        stop=limits.bound_list("stop", _texts(body.stop)),
+        stop=limits.bound_list("stop", texts_of(body.stop)),
         stop_token_ids=_ids("stop_token_ids", body.stop_token_ids or (), bounds),
-        stop_regex=limits.bound_list("stop_regex", _texts(body.stop_regex)),
+        stop_regex=limits.bound_list("stop_regex", texts_of(body.stop_regex)),
         ignore_eos=body.ignore_eos,
-        logit_bias=_logit_bias(body.logit_bias or {}, bounds),
+        logit_bias=token_biases("logit_bias", body.logit_bias or {}, bounds.n_vocab),
         seed=body.sampling_seed,
     )
 
@@ -124,23 +124,3 @@ def _id_lists(value: list[int] | list[list[int]] | None, n_prompts: int) -> list
 def _ids(field: str, ids: Sequence[int], bounds: Bounds) -> tuple[int, ...]:
     check_ids(field, bounds.limits.bound_list(field, tuple(ids)), bounds.n_vocab)
     return tuple(ids)
-
-
-def _logit_bias(body: Mapping[str, float], bounds: Bounds) -> dict[int, float]:
-    bias: dict[int, float] = {}
-    for key, value in body.items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 12):
-            raise InvalidField("logit_bias", key, "a map from token id to bias")
-        bias[int(key)] = value
-    check_ids("logit_bias", tuple(bias), bounds.n_vocab)
-    return bias
-
-
-def _texts(value: str | list[str] | None) -> tuple[str, ...]:
-    match value:
-        case None:
-            return ()
-        case str():
-            return (value,)
-        case _:
-            return tuple(value)

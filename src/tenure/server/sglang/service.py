@@ -15,13 +15,12 @@ from tenure.core.errors import (
     EngineStopped,
     InvalidField,
     TenureError,
-    TurnFailed,
     UserError,
 )
 from tenure.core.events import Aborted, TurnEvent
 from tenure.core.turns import TurnRequest
 from tenure.engine.client import EngineClient
-from tenure.server.errors import from_tenure, validation_message
+from tenure.server.errors import from_tenure, raise_failure, validation_message
 from tenure.server.limits import Limits
 from tenure.server.sglang.answer import Body, Parts, TurnAnswer
 from tenure.server.sglang.sampling import Bounds
@@ -95,7 +94,7 @@ class SglangService:
             async with aclosing(merged(turns)) as events:
                 async for index, event in events:
                     work.answers[index].feed(event)
-                    _raise_failure(work.answers[index])
+                    raise_failure(work.answers[index].finish)
         bodies = [answer.body() for answer in work.answers]
         return bodies if work.many else bodies[0]
 
@@ -180,18 +179,3 @@ async def _events(client: EngineClient, turn: TurnRequest) -> AsyncGenerator[Tur
         if not started:
             raise
         yield Aborted(error.message, from_tenure(error).status, error.code)
-
-
-def _raise_failure(answer: TurnAnswer) -> None:
-    """Raise the failed end of a turn as an error, with the end's own code."""
-    match answer.finish:
-        case Aborted(message, 503, code):
-            error: TenureError = EngineStopped(message)
-        case Aborted(message, int() as status, code) if status < 500:
-            error = UserError(message)
-        case Aborted(message, int(), code):
-            error = TurnFailed(message)
-        case _:
-            return
-    error.code = code or error.code
-    raise error

@@ -170,6 +170,11 @@ def _session(body: GenerateBody) -> SessionRef | None:
         return None
     if body.session_id is not None:
         raise UserError("session_id and session_params cannot both be set.")
+    return session_ref(asked)
+
+
+def session_ref(asked: SessionBody) -> SessionRef:
+    """Raises InvalidField where no session is named."""
     if asked.id is None:
         raise InvalidField("session_params.id", None, "the id of an open session")
     return SessionRef(
