@@ -81,7 +81,8 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     result = Table(title="Medians (smallest - largest); ratio: how many times better Tenure is")
     for heading in ("row", "measure"):
         result.add_column(heading)
-    for heading in (OURS, *PEERS):
+    targets = list(dict.fromkeys(name for each in comparisons for name in each.samples))
+    for heading in targets:
         result.add_column(heading, justify="right")
     for heading in ("ratio same", "ratio best"):
         result.add_column(heading, justify="right")
@@ -91,16 +92,16 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     for each in comparisons:
         if last is not each.row:
             result.add_row(each.row.name, f"[bold]{each.row.what}[/]")
-        result.add_row("", *_cells(each))
+        result.add_row("", *_cells(each, targets))
         last = each.row
     return result
 
 
-def _cells(each: Comparison) -> list[str]:
+def _cells(each: Comparison, targets: Sequence[str]) -> list[str]:
     verdicts = each.verdicts
     return [
         f"{each.measure.label}, {each.measure.unit}",
-        *(_spread(each.samples.get(name, ())) for name in (OURS, *PEERS)),
+        *(_spread(each.samples.get(name, ())) for name in targets),
         _ratio(each.ratio(each.median(SAME_FILE))),
         _ratio(each.ratio(each.best_peer)),
         "\n".join(verdicts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tenure.backend.base import BackendSettings, Batch
 from tenure.backend.native import NativeBackend
 from tenure.kv.spec import FullGroup, KvSpec
 from tenure.model.load import load_checkpoint
-from tenure.model.spec import LayerSpec
+from tenure.model.parameters import parameter_shapes
 
 PAGE = 16
 MAX_TOKENS = 8192
@@ -37,7 +38,12 @@ class StepTimer:
     @property
     def n_layer_weights(self) -> int:
         """Weights in the matrices of all layers, without embedding and head."""
-        return sum(_weights(layer, self.spec.d_model) for layer in self.spec.layers)
+        shapes = parameter_shapes(self.spec)
+        return sum(
+            math.prod(shape)
+            for name, shape in shapes.items()
+            if name.startswith("layers.") and len(shape) == 2
+        )
 
     @property
     def n_weights(self) -> int:
@@ -50,8 +56,8 @@ class StepTimer:
         """Float operations of causal attention over a prompt from nothing."""
         pairs = n_tokens * (n_tokens + 1) / 2
         return sum(
-            4.0 * layer.attention.n_heads * layer.attention.head_dim * pairs
-            for layer in self.spec.layers
+            4.0 * attention.n_heads * attention.head_dim * pairs
+            for _, attention in self.spec.attentions()
         )
 
     def decode(self, n_rows: int, context: int) -> Callable[[], object]:
@@ -88,9 +94,3 @@ class StepTimer:
 
 def _ids(n: int) -> np.ndarray:
     return np.random.default_rng(n).integers(1000, 40_000, n).astype(np.int32)
-
-
-def _weights(layer: LayerSpec, d_model: int) -> int:
-    heads = layer.attention
-    attention = (2 * heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim * d_model
-    return attention + 3 * layer.mlp.d_ff * d_model

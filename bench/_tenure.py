@@ -26,13 +26,17 @@ LOG_TAIL = 2000
 
 @dataclass(frozen=True, slots=True)
 class TenureSettings:
-    """How Tenure serves. `isa` names an instruction set instead of the best one."""
+    """How Tenure serves. `isa` names an instruction set instead of the best one.
+
+    `state_dir` None is a folder that goes again with the server.
+    """
 
     model: Path
     max_kv_tokens: int = 65_536
     threads: int = 2
     isa: str = ""
     flags: tuple[str, ...] = ()
+    state_dir: Path | None = None
 
     def command(self, port: int) -> list[str]:
         serve = "import sys; from tenure.cli.main import main; main(sys.argv[1:])"
@@ -126,7 +130,7 @@ def running_tenure(name: str, settings: TenureSettings) -> Iterator[Tenure]:
     port = free_port()
     with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
         child = subprocess.Popen(
-            [*settings.command(port), f"--state-dir={folder}"],
+            [*settings.command(port), f"--state-dir={settings.state_dir or folder}"],
             env=settings.environ(),
             stdin=subprocess.DEVNULL,
             stdout=log,

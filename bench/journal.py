@@ -23,11 +23,11 @@ import structlog
 
 from tenure.core.clock import ManualClock, MonotonicClock
 from tenure.core.config import JournalSettings, JournalSync
-from tenure.core.events import LengthReached, Usage
+from tenure.core.events import LengthReached, Timings, TurnResult, Usage
 from tenure.core.params import SamplingParams
 from tenure.core.tokens import tokens
 from tenure.core.turns import OpenSession, SessionRef, TurnRequest
-from tenure.engine.local import LocalClient
+from tenure.engine.message_client import MessageClient
 from tenure.engine.wire import assemble, launch
 from tenure.session.journal import SessionRecord, TurnDetail, TurnRecord
 from tenure.store.database import Database
@@ -39,7 +39,7 @@ SETUP = FakeSetup(n_pages=4096, page_size=16, step_tokens=256, max_running=64, v
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=4)
 
 
-def client_over(folder: Path | None, sync: JournalSync) -> LocalClient:
+def client_over(folder: Path | None, sync: JournalSync) -> MessageClient:
     wiring = SETUP.wiring(
         FakeRunner(SETUP.kv_spec(), SETUP.model, verify_all=False), MonotonicClock()
     )
@@ -49,7 +49,7 @@ def client_over(folder: Path | None, sync: JournalSync) -> LocalClient:
     return launch(replace(wiring, journal=journal))
 
 
-async def converse(client: LocalClient, name: str, n_turns: int) -> list[float]:
+async def converse(client: MessageClient, name: str, n_turns: int) -> list[float]:
     """Seconds of each turn of a streaming session."""
     await client.open_session(OpenSession(name, streaming=True))
     took = []
@@ -89,19 +89,19 @@ def fill(folder: Path, n_sessions: int, n_turns: int, n_tokens: int) -> int:
     database = Database(folder / FILE_NAME, JournalSync.NORMAL)
     database.claim(SETUP.wiring(FakeRunner(SETUP.kv_spec(), SETUP.model), ManualClock()).model)
     ids = tokens(range(n_tokens // 2))
-    detail = TurnDetail(PARAMS, 1, LengthReached(4), Usage(8, 4, 0, 8, 0))
+    result = TurnResult(LengthReached(4), Usage(8, 4, 0, 8, 0), Timings(0.0, 0.1, 0.2))
+    detail = TurnDetail(PARAMS, 1, result)
     for generation in range(1, n_sessions + 1):
-        session = SessionRecord(
-            generation, f"session-{generation}", False, 3600.0, None, 1.7e9, 1.7e9
-        )
+        options = OpenSession(f"session-{generation}", timeout_s=3600.0)
+        session = SessionRecord(generation, options, 1.7e9, 1.7e9)
         records = [session]
-        parent, n_inherited = None, 0
+        parent, before, n_inherited = None, None, 0
         for n in range(n_turns):
             turn_id = f"{generation:08x}{n:024x}"
-            records.append(
-                TurnRecord(generation, turn_id, parent, n_inherited, ids, ids, 1.7e9, detail=detail)
-            )
-            parent, n_inherited = turn_id, n_inherited + 2 * len(ids)
+            serial = (generation - 1) * n_turns + n + 1
+            place = (turn_id, parent, before, n_inherited)
+            records.append(TurnRecord(generation, serial, *place, ids, ids, 1.7e9, detail=detail))
+            parent, before, n_inherited = turn_id, serial, n_inherited + 2 * len(ids)
         database.commit(records)
     database.close()
     return (folder / FILE_NAME).stat().st_size

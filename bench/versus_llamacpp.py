@@ -16,7 +16,7 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -55,31 +55,46 @@ class Flags:
     ours_only: Annotated[bool, Parameter(help="Leave llama.cpp out.")] = False
     threads: int = 2
     isa: Annotated[str, Parameter(help="Hold Tenure to an instruction set, as in avx2.")] = ""
+    beside: Annotated[
+        str, Parameter(help="A second Tenure, held to this instruction set, takes part too.")
+    ] = ""
     peer_binary: Annotated[Path | None, Parameter(help="A llama-server to run, not the wheel.")] = (
         None
     )
+    peer_wait: Annotated[
+        str,
+        Parameter(help="OMP_WAIT_POLICY of llama.cpp: active, passive, or its default if empty."),
+    ] = ""
     json_file: Annotated[Path | None, Parameter(name="--json")] = None
 
     def choice(self) -> Choice:
-        targets = (() if self.peers_only else (OURS,)) + (() if self.ours_only else PEERS)
+        ours = {} if self.peers_only else {OURS: self.isa}
+        if self.beside:
+            ours[f"{OURS}, {self.beside}"] = self.beside
         repeats = 2 if self.quick else self.repeats
         model = self.model or default_model_path()
-        return Choice(
-            _named(self.rows), targets, repeats, model, self.threads, self.isa, self.peer_binary
+        peer = PeerSettings(
+            model, threads=self.threads, omp_wait=self.peer_wait, binary=self.peer_binary
         )
+        peers = () if self.ours_only else PEERS
+        return Choice(_named(self.rows), ours, peers, repeats, model, self.threads, peer)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The flags, resolved."""
+    """The flags, resolved.
+
+    `ours` maps each Tenure to its instruction set, "" for the best. `peer` runs with the model and
+    the KV positions of each of `peers`.
+    """
 
     rows: tuple[Row, ...]
-    targets: tuple[str, ...]
+    ours: dict[str, str]
+    peers: tuple[str, ...]
     repeats: int
     model: Path
     threads: int
-    isa: str
-    peer_binary: Path | None
+    peer: PeerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +110,12 @@ class Served:
 
 def servers(choice: Choice, row: Row, stack: ExitStack) -> Iterator[Target]:
     """Start the chosen servers for rows like `row`, one after another."""
-    for name in choice.targets:
-        if name == OURS:
-            ours = TenureSettings(choice.model, row.kv_tokens, choice.threads, choice.isa)
-            yield stack.enter_context(running_tenure(name, ours))
-            continue
+    for name, isa in choice.ours.items():
+        settings = TenureSettings(choice.model, row.kv_tokens, choice.threads, isa)
+        yield stack.enter_context(running_tenure(name, settings))
+    for name in choice.peers:
         model = choice.model if name == SAME_FILE else q8_variant(choice.model)
-        peer = PeerSettings(
-            model, n_ctx=row.kv_tokens, threads=choice.threads, binary=choice.peer_binary
-        )
+        peer = replace(choice.peer, model=model, n_ctx=row.kv_tokens)
         yield stack.enter_context(running_llamacpp(name, peer, row.bind_slots))
 
 

@@ -19,7 +19,9 @@ NB_MODULE(_native, m) {
   m.doc() = "Kernels and the forward pass of the native backend.";
   m.def("detect_isa", [] { return std::string(tenure::isa_name(tenure::detect_isa())); },
         "The best instruction set that this CPU and this build share.");
+  tenure::bind_spec(m);
   tenure::bind_model(m);
   tenure::bind_kernels(m);
   tenure::bind_linear(m);
+  tenure::bind_recurrent_kernels(m);
 }

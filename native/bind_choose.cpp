@@ -41,6 +41,13 @@ ChoiceRequest read_request(nb::handle spec, int n_vocab) {
   for (nb::handle entry : spec.attr("bias")) {
     request.bias.push_back({read_id(entry[0], n_vocab), nb::cast<double>(entry[1])});
   }
+  const nb::object allowed = spec.attr("allowed");
+  if (!allowed.is_none()) {
+    const nb::bytes bits = nb::cast<nb::bytes>(allowed);
+    const auto* data = static_cast<const std::uint8_t*>(bits.data());
+    request.masked = true;
+    request.allowed.assign(data, data + bits.size());
+  }
   const nb::object given = spec.attr("given");
   if (!given.is_none()) request.given = read_id(given, n_vocab);
   const nb::object wanted = spec.attr("logprobs");

@@ -21,9 +21,6 @@
 namespace tenure {
 namespace {
 
-template <class T, std::size_t N>
-using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-
 void require(bool holds, const char* what) {
   if (!holds) throw nb::value_error(what);
 }
@@ -163,11 +160,14 @@ class Kernels {
                 size_of(x, 1));
   }
 
-  void gate(const std::string& act, In<float, 1> gate, In<float, 1> up, Out<float, 1> out) {
+  void gate(const Activation& act, In<float, 1> gate, In<float, 1> up, Out<float, 1> out) {
     require(gate.size() == up.size() && out.size() == up.size(), "shapes must agree");
-    require(act == "silu" || act == "gelu_tanh", "act must be silu or gelu_tanh");
-    ops_.gate(act == "silu" ? Gate::silu : Gate::gelu_tanh, gate.data(), up.data(),
-              std::ptrdiff_t(gate.size()), out.data());
+    ops_.gate(act, gate.data(), up.data(), std::ptrdiff_t(gate.size()), out.data());
+  }
+
+  void open(Out<float, 1> x, In<float, 1> gate) {
+    require(gate.size() == x.size(), "shapes must agree");
+    ops_.open(x.data(), gate.data(), std::ptrdiff_t(x.size()));
   }
 
   void softcap(Out<float, 1> x, float cap) {
@@ -255,6 +255,7 @@ void bind_kernels(nb::module_& m) {
       .def("rotary_rows", &Kernels::rotary_rows)
       .def("rotate", &Kernels::rotate)
       .def("gate", &Kernels::gate)
+      .def("open", &Kernels::open)
       .def("softcap", &Kernels::softcap)
       .def("multiply_add_bytes", &Kernels::multiply_add_bytes, nb::arg("n"))
       .def("multiply_add", &Kernels::multiply_add, nb::arg("n"))

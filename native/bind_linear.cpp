@@ -12,9 +12,6 @@
 namespace tenure {
 namespace {
 
-template <std::size_t N>
-using Out = nb::ndarray<float, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-
 // One linear layer with a pool of its own.
 class Matrix {
  public:
@@ -51,7 +48,7 @@ class Matrix {
   }
 
   // out = W x + bias, or out + that.
-  void apply(Out<2> out, std::optional<In<float, 1>> bias, bool residual) {
+  void apply(Out<float, 2> out, std::optional<In<float, 1>> bias, bool residual) {
     if (int(out.shape(0)) != n_rows_ || int(out.shape(1)) != packed_.n_out ||
         (bias && int(bias->size()) != packed_.n_out)) {
       throw nb::value_error("out or bias does not fit the matrix");
@@ -62,7 +59,7 @@ class Matrix {
     run_linear(pool_, kernels_, {&part, 1, acts_.data(), x_.data(), n_rows_});
   }
 
-  void row(int index, Out<1> out) const {
+  void row(int index, Out<float, 1> out) const {
     if (index < 0 || index >= packed_.n_out || int(out.size()) != packed_.n_in) {
       throw nb::value_error("no such row, or out does not fit it");
     }

@@ -23,6 +23,18 @@ struct Falling {
   }
 };
 
+// Bans each id whose bit is 0 or missing.
+void keep_allowed(const std::vector<std::uint8_t>& allowed, std::vector<double>& logits) {
+  for (std::size_t start = 0; start < logits.size(); start += 8) {
+    const unsigned bits = start / 8 < allowed.size() ? allowed[start / 8] : 0;
+    if (bits == 0xff) continue;
+    const std::size_t n = std::min<std::size_t>(8, logits.size() - start);
+    for (std::size_t i = 0; i < n; ++i) {
+      if (!(bits >> i & 1)) logits[start + i] = NEVER;
+    }
+  }
+}
+
 // Step 2 and 3 of the sampler.
 void adjust(const ChoiceRequest& request, std::vector<double>& logits) {
   std::map<int, int> counts;
@@ -35,6 +47,7 @@ void adjust(const ChoiceRequest& request, std::vector<double>& logits) {
   }
   for (const TokenBias& entry : request.bias) logits[entry.id] += entry.bias;
   for (const int id : request.banned) logits[id] = NEVER;
+  if (request.masked) keep_allowed(request.allowed, logits);
 }
 
 // log x for x >= 1 to about 1 ulp, without the C library, whose result differs between machines.

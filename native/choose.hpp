@@ -30,14 +30,16 @@ struct ChoiceRequest {
   double repetition_penalty = 1.0;
   int top_k = -1;
   int given = NOT_GIVEN;
+  bool masked = false;  // only ids whose bit is set in `allowed` may be chosen
   bool scored = false;  // report log probabilities (always done for a given token)
   int n_top = 0;
   std::vector<int> output;
   std::vector<int> banned;
   std::vector<int> scored_ids;
+  std::vector<std::uint8_t> allowed;  // id i in bit i % 8 of byte i / 8; what is missing is 0
   std::vector<TokenBias> bias;
 
-  bool adjusts() const { return !output.empty() || !bias.empty() || !banned.empty(); }
+  bool adjusts() const { return masked || !output.empty() || !bias.empty() || !banned.empty(); }
 };
 
 struct TokenScore {

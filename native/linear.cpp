@@ -27,6 +27,8 @@ TENURE_INLINE Scales load_scales(const std::byte* panel, int g) {
   };
   if constexpr (F == Format::q4_sym || F == Format::q8_sym) {
     return {half(panel + 32 * g), splat(0.0f)};
+  } else if constexpr (F == Format::q4_mx) {
+    return {load_bf16(reinterpret_cast<const std::uint16_t*>(panel + 32 * g)), splat(0.0f)};
   } else if constexpr (F == Format::q4_min || F == Format::q8_min) {
     return {half(panel + 64 * g), half(panel + 64 * g + 32)};
   } else if constexpr (F == Format::q8_sub16) {
@@ -55,11 +57,13 @@ TENURE_INLINE void finish_row(const Tile& tile, int r, Vec y) {
   float* const out = part.out + (tile.row + r) * part.stride + n;
   if (left >= PANEL) {
     if (part.bias != nullptr) y = y + load(part.bias + n);
+    y = y * splat(part.scale);
     if (part.residual) y = load(out) + y;
     store(out, y);
     return;
   }
   if (part.bias != nullptr) y = y + load_n(part.bias + n, left);
+  y = y * splat(part.scale);
   if (part.residual) y = load_n(out, left) + y;
   store_n(out, y, left);
 }
@@ -218,6 +222,7 @@ void panels(const LinearCall& call, const LinearPart& part, int begin, int end, 
     case Format::q4_sym: return run(run_panels<Format::q4_sym>);
     case Format::q4_min: return run(run_panels<Format::q4_min>);
     case Format::q4_super: return run(run_panels<Format::q4_super>);
+    case Format::q4_mx: return run(run_panels<Format::q4_mx>);
     case Format::q8_sym: return run(run_panels<Format::q8_sym>);
     case Format::q8_min: return run(run_panels<Format::q8_min>);
     case Format::q8_super: return run(run_panels<Format::q8_super>);
@@ -316,10 +321,11 @@ float element(const std::byte* quants, const std::byte* scales, int lane, int k)
   const Scales all = load_scales<F>(scales, g);
   store(s, all.scale);
   store(m, all.min);
-  if constexpr (F == Format::q4_sym || F == Format::q4_min || F == Format::q4_super) {
+  if constexpr (is_four_bit(F)) {
     const int byte = std::to_integer<int>(quants[256 * g + 64 * (i % 16 / 4) + at]);
     const int q = half == 0 ? byte & 0xf : byte >> 4;
     if constexpr (F == Format::q4_sym) return s[lane] * float(q - 8);
+    if constexpr (F == Format::q4_mx) return s[lane] * float(MX_VALUES[q]);
     return __builtin_fmaf(s[lane], float(q), m[lane]);
   } else {
     int q = std::int8_t(quants[512 * g + 64 * (i / 4) + at]);
@@ -346,6 +352,7 @@ void decode_row(const Packed& w, int row, float factor, float* out) {
     case Format::q4_sym: return quantized(element<Format::q4_sym>);
     case Format::q4_min: return quantized(element<Format::q4_min>);
     case Format::q4_super: return quantized(element<Format::q4_super>);
+    case Format::q4_mx: return quantized(element<Format::q4_mx>);
     case Format::q8_sym: return quantized(element<Format::q8_sym>);
     case Format::q8_min: return quantized(element<Format::q8_min>);
     case Format::q8_super: return quantized(element<Format::q8_super>);

@@ -10,8 +10,8 @@
 //
 // where g is the block's group and dot[b] the exact integer sum over it. Float formats add inputs
 // in blocks of FLOAT_BLOCK: y += sum over the block, itself a chain of fused multiply-adds in
-// rising order. The bias comes last, then the residual. So y does not depend on the other rows, on
-// the panel's place, or on threads.
+// rising order. The bias comes last, then the scale and the residual. So y does not depend on the
+// other rows, on the panel's place, or on threads.
 #pragma once
 
 #include <cstddef>
@@ -50,13 +50,14 @@ constexpr int act_blocks(int n) {
   return n_groups + refined_groups(n_groups);
 }
 
-// One matrix of a call: out[row * stride + n] for n in [0, weights.n_out).
+// One matrix of a call: out[row * stride + n] for n in [0, weights.n_out), times `scale`.
 struct LinearPart {
   Packed weights;
   const float* bias;  // [n_out] or null
   float* out;
   std::ptrdiff_t stride;
   bool residual;  // add to `out` instead of overwriting it
+  float scale = 1.0f;
 };
 
 // y = W x for every row and part; all parts share the input.
@@ -91,7 +92,11 @@ inline const LinearTable& linear_kernels(Isa isa) {
   return linear_table(isa);
 }
 
-// Runs a call on the pool.
-void run_linear(Pool& pool, const LinearTable& kernels, const LinearCall& call);
+// Runs calls on the pool, all in one region; each has at least one row.
+void run_linears(Pool& pool, const LinearTable& kernels, const LinearCall* calls, int n_calls);
+
+inline void run_linear(Pool& pool, const LinearTable& kernels, const LinearCall& call) {
+  run_linears(pool, kernels, &call, 1);
+}
 
 }  // namespace tenure

@@ -9,7 +9,7 @@
 namespace tenure::TENURE_NS {
 
 constexpr bool is_four_bit(Format f) {
-  return f == Format::q4_sym || f == Format::q4_min || f == Format::q4_super;
+  return f <= Format::q4_mx;
 }
 
 // Sixteen 32-bit integers.
@@ -60,6 +60,14 @@ TENURE_INLINE std::int32_t half_sums(const ActBlock& a) {
   return x;
 }
 
+#if TENURE_AVX512 || TENURE_AVX2
+// MX_VALUES with MX_ZERO added, so that they are not negative.
+constexpr int MX_ZERO = 12;
+TENURE_INLINE __m128i mx_values() {
+  return _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+}
+#endif
+
 // In the functions below, row r's block of activations is a[r * stride], and dot[r] the result.
 
 #if TENURE_AVX512 || TENURE_AVXVNNI
@@ -82,6 +90,9 @@ TENURE_INLINE IVec dot_bytes(IVec sum, IVec w, std::int32_t x) {
   return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(x))};
 }
 TENURE_INLINE IVec splat_int(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+TENURE_INLINE IVec look_up(__m128i table, IVec index) {
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), index.v)};
+}
 // In every lane x0 * f0 + x1 * f1, of pairs of 16-bit numbers.
 TENURE_INLINE IVec dot_pairs(std::int32_t x, std::int32_t factors) {
   return {_mm512_madd_epi16(_mm512_set1_epi32(x), _mm512_set1_epi32(factors))};
@@ -116,6 +127,10 @@ TENURE_INLINE IVec dot_bytes(IVec sum, IVec w, std::int32_t x) {
 TENURE_INLINE IVec splat_int(std::int32_t x) {
   return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
 }
+TENURE_INLINE IVec look_up(__m128i table, IVec index) {
+  const __m256i both = _mm256_broadcastsi128_si256(table);
+  return {_mm256_shuffle_epi8(both, index.l), _mm256_shuffle_epi8(both, index.h)};
+}
 TENURE_INLINE IVec dot_pairs(std::int32_t x, std::int32_t factors) {
   const __m256i sum = _mm256_madd_epi16(_mm256_set1_epi32(x), _mm256_set1_epi32(factors));
   return {sum, sum};
@@ -144,6 +159,8 @@ TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock*
   for (int r = 0; r < R; ++r) {
     if constexpr (F == Format::q4_sym) {
       dot[r] = dot_pairs(half_sums(a[r * stride]), pair(-8, -8));
+    } else if constexpr (F == Format::q4_mx) {
+      dot[r] = dot_pairs(half_sums(a[r * stride]), pair(-MX_ZERO, -MX_ZERO));
     } else {
       dot[r] = splat_int(0);
     }
@@ -151,8 +168,12 @@ TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock*
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
     const IVec both = load_bytes(quants + 256 * std::ptrdiff_t(g) + 64 * j);
-    const IVec low = low_nibbles(both);
-    const IVec high = high_nibbles(both);
+    IVec low = low_nibbles(both);
+    IVec high = high_nibbles(both);
+    if constexpr (F == Format::q4_mx) {
+      low = look_up(mx_values(), low);
+      high = look_up(mx_values(), high);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const std::int8_t* const q = a[r * stride].q + 4 * j;
@@ -208,109 +229,9 @@ TENURE_INLINE void dot_sub16(const std::byte* quants, const std::byte* sub, int 
 
 #elif TENURE_AVX2
 
-TENURE_INLINE __m256i load_bytes(const std::byte* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-
-// 4-bit weights: a pair sum of vpmaddubsw is at most 2 * 15 * 127, so all eight of a group add up
-// in 16 bits (8 * 3,810 < 2^15).
-template <int R, Format F>
-TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
-                                 IVec (&dot)[R]) {
-  const __m256i low_bits = _mm256_set1_epi8(0xf);
-  __m256i sum_l[R];
-  __m256i sum_h[R];
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const std::byte* const at = quants + 256 * std::ptrdiff_t(g) + 64 * j;
-    const __m256i both_l = load_bytes(at);
-    const __m256i both_h = load_bytes(at + 32);
-    const __m256i l0 = _mm256_and_si256(both_l, low_bits);
-    const __m256i h0 = _mm256_and_si256(both_h, low_bits);
-    const __m256i l1 = _mm256_and_si256(_mm256_srli_epi16(both_l, 4), low_bits);
-    const __m256i h1 = _mm256_and_si256(_mm256_srli_epi16(both_h, 4), low_bits);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const std::int8_t* const q = a[r * stride].q + 4 * j;
-      const __m256i x0 = _mm256_set1_epi32(four_bytes(q));
-      const __m256i x1 = _mm256_set1_epi32(four_bytes(q + 16));
-      const __m256i l = _mm256_add_epi16(_mm256_maddubs_epi16(l0, x0), _mm256_maddubs_epi16(l1, x1));
-      const __m256i h = _mm256_add_epi16(_mm256_maddubs_epi16(h0, x0), _mm256_maddubs_epi16(h1, x1));
-      sum_l[r] = j == 0 ? l : _mm256_add_epi16(sum_l[r], l);
-      sum_h[r] = j == 0 ? h : _mm256_add_epi16(sum_h[r], h);
-    }
-  }
-  const __m256i ones = _mm256_set1_epi16(1);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    dot[r] = {_mm256_madd_epi16(sum_l[r], ones), _mm256_madd_epi16(sum_h[r], ones)};
-    if constexpr (F == Format::q4_sym) {
-      const __m256i start = _mm256_madd_epi16(_mm256_set1_epi32(half_sums(a[r * stride])),
-                                              _mm256_set1_epi16(-8));
-      dot[r] = {_mm256_add_epi32(dot[r].l, start), _mm256_add_epi32(dot[r].h, start)};
-    }
-  }
-}
-
-// Adds inputs [16 half, 16 half + 16). vpmaddubsw wants one unsigned side: |w| * (x with the sign of
-// w); pair sums are at most 2 * 128 * 127 < 2^15.
-template <int R>
-TENURE_INLINE void dot_half(const std::byte* quants, int g, int half, const ActBlock* a, int stride,
-                            IVec (&dot)[R]) {
-  const __m256i ones = _mm256_set1_epi16(1);
-#pragma GCC unroll 4
-  for (int j = 4 * half; j < 4 * half + 4; ++j) {
-    const std::byte* const at = quants + 512 * std::ptrdiff_t(g) + 64 * j;
-    const __m256i l = load_bytes(at);
-    const __m256i h = load_bytes(at + 32);
-    const __m256i abs_l = _mm256_abs_epi8(l);
-    const __m256i abs_h = _mm256_abs_epi8(h);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const __m256i x = _mm256_set1_epi32(four_bytes(a[r * stride].q + 4 * j));
-      const __m256i pairs_l = _mm256_maddubs_epi16(abs_l, _mm256_sign_epi8(x, l));
-      const __m256i pairs_h = _mm256_maddubs_epi16(abs_h, _mm256_sign_epi8(x, h));
-      dot[r].l = _mm256_add_epi32(dot[r].l, _mm256_madd_epi16(pairs_l, ones));
-      dot[r].h = _mm256_add_epi32(dot[r].h, _mm256_madd_epi16(pairs_h, ones));
-    }
-  }
-}
-
-template <int R>
-TENURE_INLINE void clear(IVec (&dot)[R]) {
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) dot[r] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-}
-
-template <int R>
-TENURE_INLINE void dot_eight_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
-                                  IVec (&dot)[R]) {
-  clear(dot);
-  dot_half<R>(quants, g, 0, a, stride, dot);
-  dot_half<R>(quants, g, 1, a, stride, dot);
-}
-
-template <int R>
-TENURE_INLINE void dot_sub16(const std::byte* quants, const std::byte* sub, int g,
-                             const ActBlock* a, int stride, IVec (&dot)[R]) {
-  const auto widen = [](const std::byte* p) {
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  };
-  clear(dot);
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    IVec part[R];
-    clear(part);
-    dot_half<R>(quants, g, half, a, stride, part);
-    const __m256i s_l = widen(sub + 16 * half);
-    const __m256i s_h = widen(sub + 16 * half + 8);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      dot[r].l = _mm256_add_epi32(dot[r].l, _mm256_mullo_epi32(part[r].l, s_l));
-      dot[r].h = _mm256_add_epi32(dot[r].h, _mm256_mullo_epi32(part[r].h, s_h));
-    }
-  }
-}
+}  // namespace tenure::TENURE_NS
+#include "linear_dot_avx2.hpp"
+namespace tenure::TENURE_NS {
 
 #elif TENURE_NEON
 
@@ -324,12 +245,14 @@ template <int R, Format F>
 TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock* a, int,
                                  IVec (&dot)[R]) {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(quants) + 256 * std::ptrdiff_t(g);
-  const int zero = F == Format::q4_sym ? 8 : 0;
+  const auto value = [](int q) {
+    return F == Format::q4_mx ? MX_VALUES[q] : F == Format::q4_sym ? q - 8 : q;
+  };
   for (int n = 0; n < LANES; ++n) {
     int sum = 0;
     for (int k = 0; k < 16; ++k) {
       const int byte = bytes[64 * (k / 4) + 4 * n + k % 4];
-      sum += ((byte & 0xf) - zero) * a->q[k] + ((byte >> 4) - zero) * a->q[k + 16];
+      sum += value(byte & 0xf) * a->q[k] + value(byte >> 4) * a->q[k + 16];
     }
     dot[0].v[n] = sum;
   }

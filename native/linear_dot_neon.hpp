@@ -78,6 +78,12 @@ TENURE_INLINE Quad add_16(Quad a, const int8x16_t (&w)[4], int8x16_t x) {
 
 #endif
 
+// What 4-bit numbers stand for.
+template <Format F>
+TENURE_INLINE int8x16_t weights(uint8x16_t q) {
+  return F == Format::q4_mx ? vqtbl1q_s8(vld1q_s8(MX_VALUES), q) : vreinterpretq_s8_u8(q);
+}
+
 // Zero 8 is taken off through the sums of activations.
 template <int R, Format F>
 TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock* a, int stride,
@@ -90,8 +96,8 @@ TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock*
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const uint8x16_t both = vld1q_u8(group + 64 * j + 16 * i);
-      low[j] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(0xf)));
-      high[j] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+      low[j] = weights<F>(vandq_u8(both, vdupq_n_u8(0xf)));
+      high[j] = weights<F>(vshrq_n_u8(both, 4));
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {

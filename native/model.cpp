@@ -7,11 +7,44 @@
 namespace tenure {
 namespace {
 
-// Layers whose attention is cut into tasks alike: same page table, same heads, same window.
-bool same_plan(const LayerSpec& a, const LayerSpec& b) {
-  return a.group == b.group && a.attention.n_heads == b.attention.n_heads &&
-         a.attention.n_kv_heads == b.attention.n_kv_heads &&
-         a.attention.head_dim == b.attention.head_dim && a.attention.window == b.attention.window;
+constexpr std::size_t LINE = 64;
+
+std::size_t to_line(std::size_t n_bytes) { return (n_bytes + LINE - 1) / LINE * LINE; }
+
+// Attention that is cut into tasks alike: same page table, same heads, same window.
+bool same_plan(const AttentionShape& a, const AttentionShape& b) {
+  return a.n_heads == b.n_heads && a.n_kv_heads == b.n_kv_heads && a.head_dim == b.head_dim &&
+         a.window == b.window;
+}
+
+// Floats of a state: the tail, and the matrices behind it.
+struct StateSize {
+  std::size_t tail;
+  std::size_t matrix;
+};
+
+StateSize state_size(int channels, int width, std::size_t matrix) {
+  const std::size_t tail = std::size_t(channels) * std::size_t(width - 1) * sizeof(float);
+  return {to_line(tail) / sizeof(float), matrix};
+}
+
+struct SizeOf {
+  StateSize operator()(const AttentionMixer&) const { return {0, 0}; }
+  StateSize operator()(const ShortConvMixer& m) const { return state_size(m.channels, m.width, 0); }
+  StateSize operator()(const SsmMixer& m) const {
+    return state_size(m.channels(), m.width, ssm_state_floats(m.shape));
+  }
+  StateSize operator()(const DeltaMixer& m) const {
+    return state_size(m.channels(), m.width, delta_state_floats(m.shape));
+  }
+};
+
+std::size_t page_bytes_of(const MixerSpec& mixer, KvType type, int page_size) {
+  if (const auto* attention = std::get_if<AttentionMixer>(&mixer.part)) {
+    return kv_page_bytes(type, page_size, attention->shape.n_kv_heads, attention->shape.head_dim);
+  }
+  const StateSize size = std::visit(SizeOf(), mixer.part);
+  return to_line((size.tail + size.matrix) * sizeof(float));
 }
 
 }  // namespace
@@ -23,19 +56,32 @@ Model::Model(ModelSpec spec, Isa isa, int n_threads)
       linear_(linear_kernels(isa)),
       ops_(ops_table(isa)),
       attention_(attention_table(isa)),
+      recurrent_(recurrent_table(isa)),
+      experts_(experts_table(isa)),
+      low_rank_(low_rank_table(isa)),
       chooser_(isa, n_threads),
       layers_(spec_.layers.size()),
-      angles_(spec_.rotaries.size()),
+      stores_(spec_.layers.size()),
       last_plan_(isa, n_threads) {
-  std::vector<int> first_of_plan;
-  for (int i = 0; i < int(spec_.layers.size()); ++i) {
-    const auto found = std::find_if(first_of_plan.begin(), first_of_plan.end(), [&](int first) {
-      return same_plan(spec_.layers[std::size_t(first)], spec_.layers[std::size_t(i)]);
-    });
-    plan_of_layer_.push_back(int(found - first_of_plan.begin()));
-    if (found != first_of_plan.end()) continue;
-    first_of_plan.push_back(i);
-    plans_.push_back(std::make_unique<AttentionPlan>(isa, n_threads));
+  scratch_.angles.resize(spec_.rotaries.size());
+  std::vector<std::pair<int, AttentionShape>> planned;
+  for (std::size_t i = 0; i < spec_.layers.size(); ++i) {
+    for (const MixerSpec& mixer : spec_.layers[i].mixers) {
+      MixerStore& store = stores_[i].emplace_back();
+      store.group = mixer.group;
+      const auto* const attention = std::get_if<AttentionMixer>(&mixer.part);
+      if (attention == nullptr) continue;
+      const auto found = std::find_if(planned.begin(), planned.end(), [&](const auto& plan) {
+        return plan.first == mixer.group && same_plan(plan.second, attention->shape);
+      });
+      store.plan = int(found - planned.begin());
+      if (found != planned.end()) continue;
+      planned.emplace_back(mixer.group, attention->shape);
+      plans_.push_back(std::make_unique<AttentionPlan>(isa, n_threads));
+    }
+    if (const auto* moe = std::get_if<MoeSpec>(&spec_.layers[i].feed_forward)) {
+      layers_[i].experts.resize(std::size_t(moe->n_experts));
+    }
   }
 }
 
@@ -45,6 +91,7 @@ Packed Model::pack_matrix(Encoding encoding, const std::byte* rows, int n_out, i
   packed.format = packed_format(encoding, requantize);
   packed.n_out = n_out;
   packed.n_in = n_in;
+  packed.number = n_matrices_++;
   const std::size_t n_panels = std::size_t(packed.n_panels());
   std::byte* const quants = arena_.take(n_panels * packed.quant_bytes());
   std::byte* const scales = arena_.take(n_panels * packed.scale_bytes());
@@ -60,35 +107,90 @@ const float* Model::keep_vector(const float* values, int n) {
   return kept;
 }
 
+int Model::n_used() const {
+  int most = 0;
+  for (const LayerSpec& layer : spec_.layers) {
+    if (const auto* moe = std::get_if<MoeSpec>(&layer.feed_forward)) {
+      most = std::max(most, moe->n_used);
+    }
+  }
+  return most;
+}
+
+bool Model::is_recurrent(int group) const {
+  for (const LayerSpec& layer : spec_.layers) {
+    for (const MixerSpec& mixer : layer.mixers) {
+      if (mixer.group == group) return !std::holds_alternative<AttentionMixer>(mixer.part);
+    }
+  }
+  return false;
+}
+
 std::size_t Model::page_bytes(KvType type, int page_size, int group) const {
   std::size_t total = 0;
   for (const LayerSpec& layer : spec_.layers) {
-    if (layer.group != group) continue;
-    total += kv_page_bytes(type, page_size, layer.attention.n_kv_heads, layer.attention.head_dim);
+    for (const MixerSpec& mixer : layer.mixers) {
+      if (mixer.group == group) total += page_bytes_of(mixer, type, page_size);
+    }
   }
   return total;
 }
 
 void Model::allocate(const KvConfig& config) {
   kv_ = config;
-  for (const LayerSpec& layer : spec_.layers) {
-    const AttentionShape& shape = layer.attention;
-    const KvLayout layout =
-        kv_layout(config.type, config.page_size, shape.n_kv_heads, shape.head_dim);
-    const std::size_t n_pages = std::size_t(config.n_pages.at(std::size_t(layer.group))) + 1;
-    kv_slabs_.emplace_back(n_pages * layout.page_bytes);
-    kv_layouts_.push_back(layout);
-    kv_layers_.push_back({kv_slabs_.back().data(), layout.page_bytes, config.type,
-                          config.page_size, shape.n_kv_heads, shape.head_dim});
+  for (std::size_t i = 0; i < stores_.size(); ++i) {
+    for (std::size_t j = 0; j < stores_[i].size(); ++j) {
+      const MixerSpec& mixer = spec_.layers[i].mixers[j];
+      MixerStore& store = stores_[i][j];
+      store.page_bytes = page_bytes_of(mixer, config.type, config.page_size);
+      store.matrix_at = std::visit(SizeOf(), mixer.part).tail;
+      const std::size_t n_pages = std::size_t(config.n_pages.at(std::size_t(mixer.group))) + 1;
+      store.slab = Slab(n_pages * store.page_bytes);
+      const auto* const attention = std::get_if<AttentionMixer>(&mixer.part);
+      if (attention == nullptr) continue;
+      const AttentionShape& shape = attention->shape;
+      store.layout = kv_layout(config.type, config.page_size, shape.n_kv_heads, shape.head_dim);
+      store.kv = {store.slab.data(), store.page_bytes, config.type,
+                  config.page_size,  shape.n_kv_heads, shape.head_dim};
+    }
   }
 }
 
+std::vector<const MixerStore*> Model::stores_of(int group) const {
+  std::vector<const MixerStore*> found;
+  for (const std::vector<MixerStore>& layer : stores_) {
+    for (const MixerStore& store : layer) {
+      if (store.group == group) found.push_back(&store);
+    }
+  }
+  return found;
+}
+
 void Model::copy_page(int group, int src, int dst) {
-  for (std::size_t i = 0; i < kv_layers_.size(); ++i) {
-    if (spec_.layers[i].group != group) continue;
-    const KvLayer& kv = kv_layers_[i];
-    std::memcpy(kv.base + std::size_t(dst) * kv.page_bytes,
-                kv.base + std::size_t(src) * kv.page_bytes, kv.page_bytes);
+  for (const MixerStore* store : stores_of(group)) {
+    std::memcpy(store->page(dst), store->page(src), store->page_bytes);
+  }
+}
+
+void Model::read_pages(int group, const std::int32_t* pages, std::size_t n,
+                       std::byte* bytes) const {
+  const std::vector<const MixerStore*> stores = stores_of(group);
+  for (std::size_t p = 0; p < n; ++p) {
+    for (const MixerStore* store : stores) {
+      std::memcpy(bytes, store->page(pages[p]), store->page_bytes);
+      bytes += store->page_bytes;
+    }
+  }
+}
+
+void Model::write_pages(int group, const std::int32_t* pages, std::size_t n,
+                        const std::byte* bytes) {
+  const std::vector<const MixerStore*> stores = stores_of(group);
+  for (std::size_t p = 0; p < n; ++p) {
+    for (const MixerStore* store : stores) {
+      std::memcpy(store->page(pages[p]), bytes, store->page_bytes);
+      bytes += store->page_bytes;
+    }
   }
 }
 

@@ -134,32 +134,50 @@ void rotate(const Rotary& rotary, float* x, std::ptrdiff_t stride, int n_rows, i
   }
 }
 
-// Below -100 silu is under 1e-41; the bound keeps the clamped e^-x from letting x show through.
-TENURE_INLINE Vec silu(Vec x) {
-  x = max(splat(-100.0f), x);
-  return x / (splat(1.0f) + exp(splat(0.0f) - x));
-}
-
 // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), Hendrycks and Gimpel, arXiv:1606.08415.
 TENURE_INLINE Vec gelu_tanh(Vec x) {
   const Vec inner = fma(x * x * x, splat(0.044715f), x) * splat(0.797884560802865f);
   return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
 }
 
-void gate(Gate act, const float* gate, const float* up, std::ptrdiff_t n, float* out) {
-  if (act == Gate::silu) {
-    map(out, gate, up, n, [](Vec g, Vec u) { return silu(g) * u; });
-  } else {
-    map(out, gate, up, n, [](Vec g, Vec u) { return gelu_tanh(g) * u; });
+TENURE_INLINE Vec clamped_swiglu(Vec g, Vec u, Vec bound) {
+  g = min(g, bound);
+  u = max(splat(0.0f) - bound, min(u, bound));
+  return g * sigmoid(g * splat(1.702f)) * (u + splat(1.0f));
+}
+
+TENURE_INLINE Vec relu2(Vec u) {
+  const Vec positive = max(u, splat(0.0f));
+  return positive * positive;
+}
+
+void gate(const Activation& act, const float* gate, const float* up, std::ptrdiff_t n, float* out) {
+  const Vec scale = splat(act.gate_scale);
+  switch (act.gate) {
+    case Gate::silu:
+      return map(out, gate, up, n, [&](Vec g, Vec u) { return silu(g * scale) * u; });
+    case Gate::gelu_tanh:
+      return map(out, gate, up, n, [&](Vec g, Vec u) { return gelu_tanh(g * scale) * u; });
+    case Gate::relu2:
+      return map(out, up, n, [](Vec u) { return relu2(u); });
+    case Gate::clamped_swiglu: {
+      const Vec bound = splat(act.clamp);
+      return map(out, gate, up, n,
+                 [&](Vec g, Vec u) { return clamped_swiglu(g * scale, u, bound); });
+    }
   }
 }
 
-void add(float* x, const float* y, std::ptrdiff_t n) {
-  map(x, x, y, n, [](Vec a, Vec b) { return a + b; });
+void add(float* x, const float* y, float factor, std::ptrdiff_t n) {
+  map(x, x, y, n, [&](Vec a, Vec b) { return fma(splat(factor), b, a); });
 }
 
 void multiply(float* x, float factor, std::ptrdiff_t n) {
   map(x, x, n, [&](Vec a) { return a * splat(factor); });
+}
+
+void open(float* x, const float* gate, std::ptrdiff_t n) {
+  map(x, x, gate, n, [](Vec a, Vec g) { return a * sigmoid(g); });
 }
 
 void softcap(float* x, float cap, std::ptrdiff_t n) {
@@ -169,6 +187,6 @@ void softcap(float* x, float cap, std::ptrdiff_t n) {
 }  // namespace
 
 const OpsTable ops_table = {rms_norm, head_norm, rotary_rows, rotate, gate,
-                            add,      multiply,  softcap};
+                            add,      multiply,  open,        softcap};
 
 }  // namespace tenure::TENURE_NS

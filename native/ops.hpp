@@ -11,7 +11,17 @@
 
 namespace tenure {
 
-enum class Gate { silu, gelu_tanh };
+// What a feed-forward block makes of its gate g (times gate_scale first) and its value u:
+//
+//     silu, gelu_tanh   act(g) * u
+//     relu2             max(u, 0)^2, without a gate
+//     clamped_swiglu    g = min(g, clamp), u = clip(u, -clamp, clamp), g * sigmoid(1.702 g) * (u + 1)
+enum class Gate { silu, gelu_tanh, relu2, clamped_swiglu };
+struct Activation {
+  Gate gate = Gate::silu;
+  float gate_scale = 1.0f;
+  float clamp = 0.0f;
+};
 
 // Rotates the first `rot_dim` elements of heads. `angles` has a row of rot_dim floats a token:
 // rot_dim / 2 cosines, then rot_dim / 2 sines (see rotary_rows). Pair i is elements (i, i +
@@ -35,11 +45,13 @@ struct OpsTable {
                       int begin, int end, float* out);
   // In place; row r's heads are at x + r * stride + h * head_dim.
   void (*rotate)(const Rotary& rotary, float* x, std::ptrdiff_t stride, int n_rows, int n_heads);
-  // out = act(gate) * up, element by element; out may be gate or up.
-  void (*gate)(Gate act, const float* gate, const float* up, std::ptrdiff_t n, float* out);
-  void (*add)(float* x, const float* y, std::ptrdiff_t n);        // x += y
-  void (*multiply)(float* x, float factor, std::ptrdiff_t n);     // x *= factor
-  void (*softcap)(float* x, float cap, std::ptrdiff_t n);         // x = cap * tanh(x / cap)
+  // Element by element; out may be gate or up. relu2 does not read `gate`.
+  void (*gate)(const Activation& act, const float* gate, const float* up, std::ptrdiff_t n,
+               float* out);
+  void (*add)(float* x, const float* y, float factor, std::ptrdiff_t n);  // x += factor * y, fused
+  void (*multiply)(float* x, float factor, std::ptrdiff_t n);             // x *= factor
+  void (*open)(float* x, const float* gate, std::ptrdiff_t n);            // x *= sigmoid(gate)
+  void (*softcap)(float* x, float cap, std::ptrdiff_t n);                 // x = cap * tanh(x / cap)
 };
 TENURE_DECLARE_TABLE(OpsTable, ops_table)
 

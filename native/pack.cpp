@@ -30,6 +30,7 @@ constexpr BlockSize block_size(Encoding encoding) {
     case Encoding::Q4_K: return {SUPER_BLOCK, 144};
     case Encoding::Q5_K: return {SUPER_BLOCK, 176};
     case Encoding::Q6_K: return {SUPER_BLOCK, 210};
+    case Encoding::MXFP4: return {BLOCK, 17};
   }
   return {1, 4};
 }
@@ -117,6 +118,11 @@ void read_q6_k(const std::byte* block, int j, Group& group) {
   group.d = half_at(block, 104);
 }
 
+// 2^(exponent - 128) as a bfloat16, subnormal where it must be.
+std::uint16_t half_of_power(int exponent) {
+  return std::uint16_t(exponent < 2 ? 0x20 << exponent : (exponent - 1) << 7);
+}
+
 // Group g of a row in a quantised encoding.
 void read_group(Encoding encoding, const std::byte* row, int g, Group& group) {
   const BlockSize size = block_size(encoding);
@@ -150,6 +156,10 @@ void read_group(Encoding encoding, const std::byte* row, int g, Group& group) {
     case Encoding::Q4_K: read_q4_k(block, g % SUPER, group); break;
     case Encoding::Q5_K: read_q5_k(block, g % SUPER, group); break;
     case Encoding::Q6_K: read_q6_k(block, g % SUPER, group); break;
+    case Encoding::MXFP4:
+      group.d = half_of_power(byte_at(block, 0));
+      read_nibbles(block + 1, group.q);
+      break;
     default: break;
   }
 }
@@ -196,6 +206,7 @@ void write_scales(Format format, const Group& group, int g, int lane, std::byte*
   std::byte* at = scales;
   switch (format) {
     case Format::q4_sym:
+    case Format::q4_mx:
     case Format::q8_sym:
       put(at + 32 * g, lane, group.d);
       break;
@@ -223,7 +234,7 @@ void write_scales(Format format, const Group& group, int g, int lane, std::byte*
 }
 
 bool is_four_bits(Format format) {
-  return format == Format::q4_sym || format == Format::q4_min || format == Format::q4_super;
+  return format <= Format::q4_mx;
 }
 
 void write_quants(Format format, const Group& group, int g, int lane, std::byte* quants) {
@@ -279,6 +290,7 @@ std::size_t Packed::scale_bytes() const {
   const std::size_t groups = std::size_t(n_groups());
   switch (format) {
     case Format::q4_sym:
+    case Format::q4_mx:
     case Format::q8_sym: return groups * 32;
     case Format::q4_min:
     case Format::q8_min: return groups * 64;
@@ -305,6 +317,7 @@ Format packed_format(Encoding encoding, Requantize requantize) {
     case Encoding::Q4_K: return Format::q4_super;
     case Encoding::Q5_K: return Format::q8_super;
     case Encoding::Q6_K: return Format::q8_sub16;
+    case Encoding::MXFP4: return Format::q4_mx;
   }
   return Format::f32;
 }

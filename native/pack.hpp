@@ -15,6 +15,7 @@
 //   min    16 halves scale, 16 halves min a group: w = scale * q + min
 //   super  for 8 groups: 16 halves d, 16 halves dmin, then for each group 16 bytes s, 16 bytes m:
 //          w = (d * s) * q - dmin * m
+//   mx     16 bfloat16s a group: w = scale * MX_VALUES[q], twice the numbers of MXFP4
 //   sub16  for 8 groups: 16 halves d, then for each group 2 x 16 signed bytes s, one of each half
 //          of the group: w = (d * s) * q
 // Every encoding is held without loss: halves and 6-bit factors multiply exactly in binary32.
@@ -32,11 +33,17 @@ constexpr int GROUP = 32;
 constexpr int SUPER = 8;  // groups that share a super scale
 
 enum class Format : std::uint8_t {
-  q4_sym, q4_min, q4_super, q8_sym, q8_min, q8_super, q8_sub16, f32, f16, bf16,
+  q4_sym, q4_min, q4_super, q4_mx, q8_sym, q8_min, q8_super, q8_sub16, f32, f16, bf16,
 };
 
 // The encodings of tenure.model.weights.base.Encoding, in its order.
-enum class Encoding : std::uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
+enum class Encoding : std::uint8_t {
+  F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4,
+};
+
+// Twice the numbers of a 4-bit float with 2 bits of exponent and 1 of fraction (Open Compute
+// Project, Microscaling Formats 1.0), by its bits.
+constexpr std::int8_t MX_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 struct Packed {
   Format format = Format::f32;
@@ -44,6 +51,7 @@ struct Packed {
   int n_in = 0;
   const std::byte* quants = nullptr;
   const std::byte* scales = nullptr;
+  int number = 0;  // which of its model's matrices it is
 
   int n_panels() const { return (n_out + PANEL - 1) / PANEL; }
   int n_groups() const { return (n_in + GROUP - 1) / GROUP; }

@@ -66,4 +66,35 @@ TENURE_INLINE Vec tanh(Vec x) {
   return select_lt(a, splat(0.55f), near, signed_far);
 }
 
+// 1 / (1 + e^-x); below -88 as at -88, where it is 6e-39.
+TENURE_INLINE Vec sigmoid(Vec x) {
+  x = max(splat(-88.0f), x);
+  return splat(1.0f) / (splat(1.0f) + exp(splat(0.0f) - x));
+}
+
+// x / (1 + e^-x). Below -100 it is under 1e-41; the bound keeps the clamped e^-x from letting x show
+// through.
+TENURE_INLINE Vec silu(Vec x) {
+  x = max(splat(-100.0f), x);
+  return x / (splat(1.0f) + exp(splat(0.0f) - x));
+}
+
+// log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x|, and log(1 + u) = 2 atanh(u / (2 + u)) by
+// its series, whose argument is at most 1/3: relative error below 1e-6, also where it is small.
+TENURE_INLINE Vec softplus(Vec x) {
+  const Vec u = exp(splat(0.0f) - abs(x));
+  const Vec s = u / (splat(2.0f) + u);
+  const Vec y = s * s;
+  Vec p = splat(2.0f / 17.0f);
+  p = fma(p, y, splat(2.0f / 15.0f));
+  p = fma(p, y, splat(2.0f / 13.0f));
+  p = fma(p, y, splat(2.0f / 11.0f));
+  p = fma(p, y, splat(2.0f / 9.0f));
+  p = fma(p, y, splat(2.0f / 7.0f));
+  p = fma(p, y, splat(2.0f / 5.0f));
+  p = fma(p, y, splat(2.0f / 3.0f));
+  p = fma(p, y, splat(2.0f));
+  return fma(s, p, max(x, splat(0.0f)));
+}
+
 }  // namespace tenure::TENURE_NS

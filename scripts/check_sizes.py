@@ -21,7 +21,13 @@ FLAT_RECORDS = frozenset(
         "ResponseBody",
         "MessagesBody",
         "TurnMeta",
+        "SummaryDoc",
+        "SessionState",
         "Counters",
+        "EngineInfo",
+        "EngineSettings",
+        "TurnRequest",
+        "EngineFlags",
     }
 )
 """Records that mirror a list from outside field by field; nesting them would hide it."""

@@ -71,5 +71,7 @@ void digest_linear(const Context& context);
 void digest_attention(const Context& context);
 void digest_ops(const Context& context);
 void digest_choose(const Context& context);
+void digest_low_rank(const Context& context);
+void digest_recurrent(const Context& context);
 
 }  // namespace tenure::check

@@ -30,6 +30,7 @@ constexpr Coding CODINGS[] = {
     {"Q4_K", Encoding::Q4_K, Requantize::none, 256, {0, 2}},
     {"Q5_K", Encoding::Q5_K, Requantize::none, 256, {0, 2}},
     {"Q6_K", Encoding::Q6_K, Requantize::none, 256, {208, -1}},
+    {"MXFP4", Encoding::MXFP4, Requantize::none, 32, {-1, -1}},
 };
 
 // What the bytes of a quantised encoding are: the last two are its extreme integers.
@@ -65,6 +66,10 @@ std::vector<std::byte> encode_blocks(Random& random, const Coding& coding, const
   std::vector<std::byte> rows(N_OUT * encoded_row_bytes(coding.encoding, N_QUANT));
   for (std::byte& byte : rows) byte = std::byte(fill.byte < 0 ? random.below(256) : fill.byte);
   for (std::size_t at = 0; at < rows.size(); at += block_bytes) {
+    if (coding.encoding == Encoding::MXFP4) {
+      // Powers of two, some so small that they are subnormal.
+      rows[at] = std::byte(random.below(8) == 0 ? random.below(3) : 100 + random.below(30));
+    }
     for (const int half_at : coding.half_at) {
       if (half_at < 0) continue;
       const std::uint16_t half = float_to_half(random.number(0x1p-6f));

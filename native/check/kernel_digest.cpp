@@ -3,7 +3,11 @@
 // instruction sets of all architectures; tests/unit/native/test_kernel_digest.py compares them.
 #include <cinttypes>
 #include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "../adapters.hpp"
 #include "../choose.hpp"
 #include "../ops.hpp"
 #include "digest.hpp"
@@ -14,7 +18,8 @@ namespace {
 constexpr int N_THREADS = 2;
 
 template <class F>
-void digest_in_place(const Context& context, const char* name, std::vector<float> x, F change) {
+void digest_in_place(const Context& context, const std::string& name, std::vector<float> x,
+                     F change) {
   change(x.data());
   Digest digest;
   digest.add(x);
@@ -71,11 +76,21 @@ void digest_elementwise(const Context& context, const OpsTable& ops) {
   x[1] = 0.0f;
   x[2] = -0.0f;
   const std::vector<float> y = random.numbers(N, 2.0f);
-  digest_in_place(context, "ops/silu", x,
-                  [&](float* p) { ops.gate(Gate::silu, p, y.data(), N, p); });
-  digest_in_place(context, "ops/gelu_tanh", x,
-                  [&](float* p) { ops.gate(Gate::gelu_tanh, p, y.data(), N, p); });
-  digest_in_place(context, "ops/add", x, [&](float* p) { ops.add(p, y.data(), N); });
+  struct Named {
+    const char* name;
+    Activation act;
+  };
+  constexpr Named ACTIVATIONS[] = {{"ops/silu", {Gate::silu, 1.0f, 0.0f}},
+                     {"ops/gelu_tanh", {Gate::gelu_tanh, 0.5f, 0.0f}},
+                     {"ops/relu2", {Gate::relu2, 1.0f, 0.0f}},
+                     {"ops/clamped_swiglu", {Gate::clamped_swiglu, 1.0f, 7.0f}}};
+  for (const Named& a : ACTIVATIONS) {
+    const std::string of_value = std::string(a.name) + "/value";
+    digest_in_place(context, a.name, x, [&](float* p) { ops.gate(a.act, p, y.data(), N, p); });
+    digest_in_place(context, of_value, x, [&](float* p) { ops.gate(a.act, y.data(), p, N, p); });
+  }
+  digest_in_place(context, "ops/open", x, [&](float* p) { ops.open(p, x.data(), N); });
+  digest_in_place(context, "ops/add", x, [&](float* p) { ops.add(p, y.data(), 0.22f, N); });
   digest_in_place(context, "ops/multiply", x, [&](float* p) { ops.multiply(p, 0.3f, N); });
   digest_in_place(context, "ops/softcap", x, [&](float* p) { ops.softcap(p, 30.0f, N); });
 }
@@ -134,6 +149,31 @@ void digest_ops(const Context& context) {
   digest_elementwise(context, ops);
 }
 
+void digest_low_rank(const Context& context) {
+  Random random(9);
+  Digest digest;
+  for (const int rank : {1, 8, 33}) {
+    for (const auto [n_out, n_in] : {std::pair(16, 64), std::pair(41, 77)}) {
+      constexpr int N = 7;
+      const std::size_t stride = std::size_t(n_out) + 3;
+      Packed matrix;
+      matrix.n_out = n_out;
+      matrix.n_in = n_in;
+      const std::vector<float> a = random.numbers(std::size_t(rank * n_in), 1.0f);
+      const std::vector<float> b = random.numbers(std::size_t(rank * n_out), 1.0f);
+      const std::vector<float> x = random.numbers(std::size_t(N * n_in), 2.0f);
+      std::vector<float> out = random.numbers(N * stride, 2.0f);
+      Adapters adapters;
+      adapters.add(0, matrix, a.data(), b.data(), rank, 0.7f);
+      const LowRankCall call{adapters.of(0, matrix), x.data(), out.data(), std::ptrdiff_t(stride),
+                             0.3f};
+      low_rank_table(context.isa).add(call, 0, N);
+      digest.add(out);
+    }
+  }
+  context.report("low_rank/add", digest);
+}
+
 void digest_choose(const Context& context) {
   Random random(6);
   constexpr int N = 24;
@@ -166,6 +206,8 @@ int main() {
     tenure::check::digest_attention(context);
     tenure::check::digest_ops(context);
     tenure::check::digest_choose(context);
+    tenure::check::digest_low_rank(context);
+    tenure::check::digest_recurrent(context);
   }
   return 0;
 }

@@ -18,7 +18,7 @@ def kernel_isas() -> list[str]: ...
 class RotarySpec:
     def __init__(self, *, inv_freq: Sequence[float], factor: float, interleaved: bool) -> None: ...
 
-class AttentionShape:
+class AttentionMixer:
     def __init__(
         self,
         *,
@@ -28,15 +28,73 @@ class AttentionShape:
         window: int,
         scale: float,
         softcap: float,
+        rotary: int,
+    ) -> None: ...
+
+class ShortConvMixer:
+    def __init__(self, *, channels: int, width: int) -> None: ...
+
+class SsmMixer:
+    def __init__(
+        self,
+        *,
+        n_heads: int,
+        head_dim: int,
+        d_state: int,
+        n_groups: int,
+        width: int,
+        norm_groups: int,
+        gate_first: bool,
+        dt_min: float,
+        dt_max: float,
+        in_scales: Sequence[float],
+    ) -> None: ...
+
+class DeltaMixer:
+    def __init__(
+        self, *, n_k_heads: int, n_v_heads: int, k_dim: int, v_dim: int, width: int
+    ) -> None: ...
+
+class MixerSpec:
+    def __init__(
+        self,
+        *,
+        part: AttentionMixer | ShortConvMixer | SsmMixer | DeltaMixer,
+        group: int,
+        out_scale: float,
     ) -> None: ...
 
 class Gate(Enum):
     silu = 0
     gelu_tanh = 1
+    relu2 = 2
+    clamped_swiglu = 3
+
+class Activation:
+    def __init__(self, *, gate: Gate, gate_scale: float, clamp: float) -> None: ...
+
+class MlpSpec:
+    def __init__(self, *, d_ff: int, activation: Activation, out_scale: float) -> None: ...
+
+class Routing(Enum):
+    topk_softmax = 0
+    softmax_topk = 1
+
+class MoeSpec:
+    def __init__(
+        self,
+        *,
+        n_experts: int,
+        n_used: int,
+        d_ff: int,
+        routing: Routing,
+        activation: Activation,
+        shared_d_ff: int,
+    ) -> None: ...
 
 class LayerSpec:
     def __init__(
-        self, *, attention: AttentionShape, rotary: int, group: int, d_ff: int, gate: Gate
+        self, *, mixers: Sequence[MixerSpec], feed_forward: MlpSpec | MoeSpec | None
     ) -> None: ...
 
 class ModelSpec:
@@ -44,6 +102,7 @@ class ModelSpec:
     d_model: int
     norm_eps: float
     embed_scale: float
+    residual_scale: float
     logit_scale: float
     logit_softcap: float
     rotaries: Sequence[RotarySpec]
@@ -72,6 +131,8 @@ class Model:
     def page_bytes(self, kv_type: str, page_size: int, group: int) -> int: ...
     def allocate(self, kv_type: str, page_size: int, n_pages: Sequence[int]) -> None: ...
     def copy_page(self, group: int, src: int, dst: int) -> None: ...
+    def read_pages(self, group: int, pages: I32, bytes: npt.NDArray[np.uint8]) -> None: ...
+    def write_pages(self, group: int, pages: I32, bytes: npt.NDArray[np.uint8]) -> None: ...
     def forward(
         self,
         tokens: I32,
@@ -79,7 +140,15 @@ class Model:
         first_pos: I32,
         tables: Sequence[tuple[I32, I32]],
         logits_at: I32,
+        routed: I32 | None,
+        adapters: I32 | None,
+        hidden_at: I32,
+        hidden: F32 | None,
     ) -> F32: ...
+    def add_low_rank(
+        self, slot: int, layer: int, name: str, a: F32, b: F32, scale: float
+    ) -> None: ...
+    def drop_adapter(self, slot: int) -> None: ...
     def choose(
         self, logits: F32, specs: Sequence[ChoiceSpec]
     ) -> list[tuple[str | None, int, float | None, Scores, Scores]]: ...

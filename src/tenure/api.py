@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from tenure.core.config import EngineSettings, JournalSettings
+from tenure.core.config import KV_DISK_GB, AdapterPath, EngineSettings, JournalSettings
 from tenure.core.errors import ConfigError
-from tenure.core.info import EngineInfo
+from tenure.core.info import AdapterInfo, EngineInfo
 from tenure.engine.build import start_engine
 from tenure.engine.client import EngineClient
 from tenure.server.limits import Limits
@@ -49,18 +49,25 @@ class Engine:
         model_path: str | None = None,
         *,
         state_dir: str | PathLike[str] | None = None,
+        lora_paths: Mapping[str, str] | Sequence[str] = (),
+        kv_disk_gb: float = KV_DISK_GB,
         **settings: Any,
     ) -> None:
         """Load `model_path` (None: the default model) and start.
 
-        With a `state_dir`, sessions are kept in that folder and are there again after a restart;
-        without, they end with the engine. `settings` are fields of `core.config.EngineSettings`.
+        With a `state_dir`, sessions are kept in that folder and are there again after a restart,
+        with up to `kv_disk_gb` of their KV; without, they end with the engine. `lora_paths` are
+        adapters to load: paths by name, or a list of `name=path`. `settings` are fields of
+        `core.config.EngineSettings`.
         Raises ConfigError and ModelError.
         """
         if state_dir is not None:
             if "journal" in settings:
                 raise ConfigError("state_dir is a part of journal; give one of the two")
-            settings["journal"] = JournalSettings(Path(state_dir))
+            n_bytes = int(kv_disk_gb * 1e9)
+            settings["journal"] = JournalSettings(Path(state_dir), kv_disk_bytes=n_bytes)
+        if lora_paths:
+            settings["adapters"] = _adapters(lora_paths)
         known = {field.name for field in fields(EngineSettings)} - {"model"}
         for name in settings:
             if name not in known:
@@ -160,6 +167,19 @@ class Engine:
         """Close a session; a turn in flight finishes first. An unknown id is only logged."""
         self._run(self._service.close_session(session_id))
 
+    # -- adapters
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str) -> dict[str, str]:
+        """Load an adapter from a PEFT folder or a hub id; `lora_path` of a turn is its name.
+
+        Returns the paths of all that are loaded, by name. Raises AdapterRefused, InvalidField.
+        """
+        return _paths(self._run(self._client.load_adapter(lora_name, lora_path)))
+
+    def unload_lora_adapter(self, lora_name: str) -> dict[str, str]:
+        """Unload an adapter, once the turns that run with it have ended. Raises UnknownAdapter."""
+        return _paths(self._run(self._client.unload_adapter(lora_name)))
+
     # -- the engine
 
     def flush_cache(self) -> int:
@@ -223,6 +243,18 @@ def _listed(value: object) -> object:
             return [_listed(item) for item in cast("Sequence[object]", value)]
         case _:
             return value
+
+
+def _adapters(paths: Mapping[str, str] | Sequence[str]) -> tuple[AdapterPath, ...]:
+    match paths:
+        case Mapping():
+            return tuple(AdapterPath(name, path) for name, path in paths.items())
+        case _:
+            return tuple(map(AdapterPath.of, paths))
+
+
+def _paths(loaded: Sequence[AdapterInfo]) -> dict[str, str]:
+    return {info.name: info.path for info in loaded}
 
 
 async def _next(answers: AsyncGenerator[Body]) -> Body | None:

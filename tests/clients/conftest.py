@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import pytest
 import uvicorn
 
-from tenure.cli.serve import Server, bind
-from tenure.engine.local import LocalClient
+from tenure.cli.http_server import Server
+from tenure.cli.serve import bind
+from tenure.engine.message_client import MessageClient
 from tenure.server.app import create_app
+from tenure.server.keys import KeyRing
 from tenure.server.settings import ServerSettings
 from tenure.testing.harness import fake_client
 from tenure.testing.scripted_chat import ScriptedChat
@@ -24,7 +26,7 @@ class Site:
     """`script` teaches the model that is served at `url`; `key` lets a client in."""
 
     script: ScriptedChat
-    engine: LocalClient
+    engine: MessageClient
     url: str
     key: str = KEY
 
@@ -33,7 +35,7 @@ class Site:
 async def site() -> AsyncGenerator[Site]:
     script = ScriptedChat()
     engine = fake_client(script.setup)
-    app = create_app(engine, ServerSettings(api_key=KEY))
+    app = create_app(engine, ServerSettings(), KeyRing(KEY))
     listener = bind("127.0.0.1", 0)
     ready = asyncio.Event()
     config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anthropic
 import pytest
 from anthropic import AsyncAnthropic
@@ -9,6 +11,13 @@ from anthropic import AsyncAnthropic
 FUNCTION = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
 TEMPLATE_TOOLS = [{"type": "function", "function": FUNCTION}]
 TOOLS = [{"name": "add", "description": "Add.", "input_schema": {"type": "object"}}]
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Grace"]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
 
 
 def user(text):
@@ -89,6 +98,30 @@ async def test_an_agents_loop_reads_only_what_is_new(site, client):
         messages.append({"role": "user", "content": [result]})
     last = await client.messages.create(messages=messages, **ask)
     assert last.content[0].text == "5 it is."
+
+
+async def test_structured_output(client):
+    ask = {"model": "fake", "max_tokens": 200, "messages": [user("Who?")]}
+    answer = await client.messages.create(
+        **ask, output_config={"format": {"type": "json_schema", "schema": PERSON}}
+    )
+    assert json.loads(answer.content[0].text)["name"] in ("Ada", "Grace")
+    assert answer.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "find"}])
+async def test_tools_that_are_required(client, choice):
+    async with client.messages.stream(
+        model="fake",
+        max_tokens=200,
+        messages=[user("Who?")],
+        tools=[{"name": "find", "input_schema": PERSON}],
+        tool_choice={**choice, "disable_parallel_tool_use": True},
+    ) as stream:
+        answer = await stream.get_final_message()
+    (call,) = answer.content
+    assert (call.type, call.name, answer.stop_reason) == ("tool_use", "find", "tool_use")
+    assert call.input["name"] in ("Ada", "Grace")
 
 
 async def test_counting_tokens(site, client):

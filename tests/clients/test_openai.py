@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import openai
 import pytest
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 
 FUNCTION = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 RESPONSE_TOOLS = [{"type": "function", "strict": None, **FUNCTION}]
+
+CLOSED = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+class Person(BaseModel):
+    name: Literal["Ada", "Grace"]
+    born: Literal[1815, 1906]
 
 
 def user(text):
@@ -116,6 +130,29 @@ class TestChat:
         )
         assert last.choices[0].message.content == "5 it is."
 
+    async def test_structured_output(self, client):
+        answer = await client.chat.completions.parse(
+            model="fake", messages=[user("Who?")], response_format=Person, seed=1
+        )
+        assert answer.choices[0].message.parsed.born in (1815, 1906)
+        async with client.chat.completions.stream(
+            model="fake", messages=[user("Who?")], response_format=Person, seed=2
+        ) as stream:
+            answer = await stream.get_final_completion()
+        assert answer.choices[0].message.parsed.name in ("Ada", "Grace")
+
+    async def test_tools_that_are_required(self, client):
+        answer = await client.chat.completions.parse(
+            model="fake",
+            messages=[user("Who?")],
+            tools=[openai.pydantic_function_tool(Person)],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            seed=1,
+        )
+        (call,) = answer.choices[0].message.tool_calls
+        assert call.function.parsed_arguments.name in ("Ada", "Grace")
+
     async def test_a_session_by_header(self, site, client):
         site.script.teach([user("a")], "A")
         site.script.teach([user("a"), assistant("A"), user("b")], "B")
@@ -172,6 +209,19 @@ class TestResponses:
             assert answer.output_text == branch.upper()
             n_cached = answer.usage.input_tokens_details.cached_tokens
             assert n_cached >= first.usage.total_tokens - 1
+
+    async def test_structured_output(self, client):
+        answer = await client.responses.parse(model="fake", input="Who?", text_format=Person)
+        assert answer.output_parsed.born in (1815, 1906)
+        tool = {"type": "function", "strict": True, **FUNCTION, "parameters": CLOSED}
+        called = await client.responses.create(
+            model="fake",
+            input="Who?",
+            tools=[tool],
+            tool_choice={"type": "function", "name": "add"},
+        )
+        (call,) = called.output
+        assert set(json.loads(call.arguments)) == {"a"}
 
     async def test_what_is_stored(self, site, client):
         site.script.teach([user("a")], "A")
@@ -280,7 +330,7 @@ class TestErrors:
             await client.chat.completions.create(**ask, temperature=-1)
         assert (wrong.value.param, wrong.value.type) == ("temperature", "invalid_request_error")
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.chat.completions.create(**ask, response_format={"type": "json_object"})
+            await client.chat.completions.create(**ask, modalities=["audio"])
         assert refused.value.code == "unsupported_field"
         stranger = client.with_options(api_key="wrong")
         with pytest.raises(openai.AuthenticationError):

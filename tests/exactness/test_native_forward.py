@@ -5,31 +5,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.backend.base import BackendSettings, Batch
+from tenure.backend.base import BackendSettings
 from tenure.backend.native import ISA_VARIABLE, NativeBackend
-from tenure.core.plan import PageCopy
-from tenure.kv.spec import FullGroup, KvSpec, SlidingGroup
 from tenure.model.default import default_model_path
 from tenure.model.load import load_checkpoint
 from tenure.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
 from tenure.model.weights.base import Encoding, StoredTensor
 from tenure.testing.dict_weights import DictWeights
+from tenure.testing.paged_sequences import PagedSequences
 from tenure.testing.quantise import quantise
 
 native = pytest.importorskip("tenure._native", reason="built without the extension")
 
 ISAS = native.kernel_isas()
-N_POSITIONS = 2048
 FULL = AttentionSpec(n_heads=4, n_kv_heads=2, head_dim=64, scale=0.125, rope=RopeSpec(64))
 SLIDING = AttentionSpec(
-    n_heads=4, n_kv_heads=2, head_dim=64, scale=0.125, rope=RopeSpec(64), window=37, softcap=8.0
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=64,
+    scale=0.125,
+    rope=RopeSpec(64),
+    window=37,
+    softcap=8.0,
+    group=1,
 )
 SPEC = ModelSpec(
     family="tiny",
     n_vocab=200,
     d_model=256,
-    context_len=N_POSITIONS,
-    layers=(LayerSpec(FULL, MlpSpec(512), 0), LayerSpec(SLIDING, MlpSpec(512), 1)),
+    context_len=2048,
+    layers=(LayerSpec((FULL,), MlpSpec(512)), LayerSpec((SLIDING,), MlpSpec(512))),
     norm_eps=1e-5,
     tied_head=True,
 )
@@ -70,56 +75,10 @@ WEIGHTS = MixedWeights(DictWeights.random(SPEC, seed=3, spread=1.5))
 TOKENS = np.random.default_rng(7).integers(0, SPEC.n_vocab, 150).astype(np.int32)
 
 
-class Model:
-    """An executor, and page tables in scattered order for named sequences."""
-
-    def __init__(self, spec, weights, *, threads=1, page_size=16, kv_dtype="auto"):
-        options = BackendSettings(threads=threads, kv_dtype=kv_dtype)
-        self.executor = NativeBackend().load(spec, weights, options, lambda *_: None)
-        self.spec = spec
-        self.page_size = page_size
-        windows = {layer.group: layer.attention.window for layer in spec.layers}
-        n_pages = 2 * N_POSITIONS // page_size
-        groups = tuple(
-            SlidingGroup(n_pages, windows[g]) if windows[g] else FullGroup(n_pages)
-            for g in sorted(windows)
-        )
-        self.executor.allocate(KvSpec(page_size, groups))
-        self.n_groups = len(groups)
-        self._free = [list(np.random.default_rng(g).permutation(n_pages) + 1) for g in windows]
-        self.tables: dict[str, list[list[int]]] = {}
-
-    def reserve(self, name, end):
-        tables = self.tables.setdefault(name, [[] for _ in range(self.n_groups)])
-        for table, free in zip(tables, self._free, strict=True):
-            while len(table) * self.page_size < end:
-                table.append(free.pop())
-
-    def run(self, rows, logits_at=None):
-        """Rows are (name, tokens, first position); logits at every token, or at those named."""
-        for name, ids, start in rows:
-            self.reserve(name, start + len(ids))
-        tables = []
-        for group in range(self.n_groups):
-            each = [self.tables[name][group] for name, _, _ in rows]
-            indptr = np.cumsum([0, *map(len, each)]).astype(np.int32)
-            tables.append((indptr, np.concatenate(each).astype(np.int32)))
-        lengths = [len(ids) for _, ids, _ in rows]
-        at = np.arange(sum(lengths)) if logits_at is None else logits_at
-        batch = Batch(
-            np.concatenate([ids for _, ids, _ in rows]).astype(np.int32),
-            np.cumsum([0, *lengths]).astype(np.int32),
-            np.array([start for _, _, start in rows], np.int32),
-            tuple(tables),
-            np.asarray(at, np.int32),
-        )
-        return self.executor.forward(batch).copy()
-
-    def prefill(self, name, ids, chunk, start=0):
-        parts = [
-            self.run([(name, ids[i : i + chunk], start + i)]) for i in range(0, len(ids), chunk)
-        ]
-        return np.concatenate(parts)
+def load(spec, weights, *, threads=1, page_size=16, kv_dtype="auto"):
+    options = BackendSettings(threads=threads, kv_dtype=kv_dtype)
+    executor = NativeBackend().load(spec, weights, options, lambda *_: None)
+    return PagedSequences(executor, spec, page_size)
 
 
 def same_bits(got, want):
@@ -128,13 +87,13 @@ def same_bits(got, want):
 
 @pytest.fixture(scope="module")
 def expected():
-    return Model(SPEC, WEIGHTS).prefill("alone", TOKENS, len(TOKENS))
+    return load(SPEC, WEIGHTS).prefill("alone", TOKENS, len(TOKENS))
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_chunks_pages_and_threads_change_nothing(expected, page_size, threads):
-    model = Model(SPEC, WEIGHTS, threads=threads, page_size=page_size)
+    model = load(SPEC, WEIGHTS, threads=threads, page_size=page_size)
     for chunk in (1, 7, 64, len(TOKENS)):
         same_bits(model.prefill(f"by-{chunk}", TOKENS, chunk), expected)
 
@@ -142,7 +101,7 @@ def test_chunks_pages_and_threads_change_nothing(expected, page_size, threads):
 @pytest.mark.parametrize("isa", ISAS)
 def test_instruction_sets_change_nothing(expected, isa, monkeypatch):
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    model = Model(SPEC, WEIGHTS, threads=2)
+    model = load(SPEC, WEIGHTS, threads=2)
     assert model.executor.describe()["kernels"] == isa
     same_bits(model.prefill("a", TOKENS, 50), expected)
 
@@ -158,7 +117,7 @@ STEPS = st.lists(
 @settings(max_examples=15, deadline=None)
 def test_company_in_a_batch_changes_nothing(expected, steps, threads):
     """Each step appends some tokens to some sequences; all follow the same tokens."""
-    model = Model(SPEC, WEIGHTS, threads=threads)
+    model = load(SPEC, WEIGHTS, threads=threads)
     done = dict.fromkeys("abcd", 0)
     for step in steps:
         rows = [(name, TOKENS[done[name] : done[name] + n], done[name]) for name, n in step.items()]
@@ -174,7 +133,7 @@ def test_company_in_a_batch_changes_nothing(expected, steps, threads):
 @pytest.mark.parametrize("step", [1, 2, 31, 189])
 def test_logits_of_chosen_tokens_are_those_of_all(expected, step):
     """Few of a batch, or most of it: the last layer runs for a few alone."""
-    model = Model(SPEC, WEIGHTS, threads=2)
+    model = load(SPEC, WEIGHTS, threads=2)
     every = np.concatenate([expected, expected[:40]])
     at = np.arange(0, len(every), step)
     same_bits(model.run([("a", TOKENS, 0), ("b", TOKENS[:40], 0)], at), every[at])
@@ -182,13 +141,13 @@ def test_logits_of_chosen_tokens_are_those_of_all(expected, step):
 
 
 def test_a_step_without_logits_leaves_its_kv(expected):
-    model = Model(SPEC, WEIGHTS, threads=2)
+    model = load(SPEC, WEIGHTS, threads=2)
     assert model.run([("a", TOKENS[:100], 0)], []).shape == (0, SPEC.n_vocab)
     same_bits(model.run([("a", TOKENS[100:], 100)]), expected[100:])
 
 
 def test_a_rewound_and_recomputed_tail_gives_the_same(expected):
-    model = Model(SPEC, WEIGHTS, threads=2)
+    model = load(SPEC, WEIGHTS, threads=2)
     model.prefill("a", TOKENS, 64)
     other = (TOKENS[100:] + 1) % SPEC.n_vocab
     model.prefill("a", other, 9, start=100)
@@ -196,24 +155,17 @@ def test_a_rewound_and_recomputed_tail_gives_the_same(expected):
 
 
 def test_a_fork_on_copied_pages_goes_on_alike(expected):
-    model = Model(SPEC, WEIGHTS, threads=2)
+    model = load(SPEC, WEIGHTS, threads=2)
     model.prefill("a", TOKENS[:100], 33)
-    model.reserve("b", 100)
-    model.executor.copy_pages(
-        [
-            PageCopy(group, src, dst)
-            for group in range(model.n_groups)
-            for src, dst in zip(model.tables["a"][group], model.tables["b"][group], strict=True)
-        ]
-    )
+    model.fork("a", "b", 100)
     rows = [("a", TOKENS[100:], 100), ("b", TOKENS[100:], 100)]
     same_bits(model.run(rows), np.concatenate([expected[100:], expected[100:]]))
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_every_kv_type_is_exact(kv_dtype):
-    whole = Model(SPEC, WEIGHTS, kv_dtype=kv_dtype).prefill("a", TOKENS, len(TOKENS))
-    steps = Model(SPEC, WEIGHTS, kv_dtype=kv_dtype, threads=3, page_size=4)
+    whole = load(SPEC, WEIGHTS, kv_dtype=kv_dtype).prefill("a", TOKENS, len(TOKENS))
+    steps = load(SPEC, WEIGHTS, kv_dtype=kv_dtype, threads=3, page_size=4)
     same_bits(steps.prefill("a", TOKENS, 11), whole)
 
 
@@ -225,8 +177,8 @@ def test_another_order_of_one_reduction_shows():
     for name in ("gate", "up"):
         arrays[f"layers.0.{name}"] = arrays[f"layers.0.{name}"][order]
     arrays["layers.0.down"] = arrays["layers.0.down"][:, order]
-    first = Model(SPEC, plain).prefill("a", TOKENS, len(TOKENS))
-    second = Model(SPEC, DictWeights(arrays)).prefill("a", TOKENS, len(TOKENS))
+    first = load(SPEC, plain).prefill("a", TOKENS, len(TOKENS))
+    second = load(SPEC, DictWeights(arrays)).prefill("a", TOKENS, len(TOKENS))
     np.testing.assert_allclose(first, second, atol=1e-3 * np.abs(first).max())
     with pytest.raises(AssertionError):
         same_bits(first, second)
@@ -241,8 +193,8 @@ def checkpoint():
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_default_model_is_exact(checkpoint, threads):
     ids = np.random.default_rng(0).integers(0, checkpoint.spec.n_vocab, 70).astype(np.int32)
-    whole = Model(checkpoint.spec, checkpoint.weights).prefill("a", ids, len(ids))
-    model = Model(checkpoint.spec, checkpoint.weights, threads=threads, page_size=32)
+    whole = load(checkpoint.spec, checkpoint.weights).prefill("a", ids, len(ids))
+    model = load(checkpoint.spec, checkpoint.weights, threads=threads, page_size=32)
     for chunk in (1, 7, 64):
         same_bits(model.prefill(f"by-{chunk}", ids, chunk), whole)
 
@@ -253,6 +205,6 @@ def test_the_default_model_is_exact_across_instruction_sets(checkpoint, monkeypa
     results = []
     for isa in ISAS:
         monkeypatch.setenv(ISA_VARIABLE, isa)
-        results.append(Model(checkpoint.spec, checkpoint.weights).prefill("a", ids, 24))
+        results.append(load(checkpoint.spec, checkpoint.weights).prefill("a", ids, 24))
     for other in results[1:]:
         same_bits(other, results[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -10,6 +10,7 @@ from tenure.backend.native import ISA_VARIABLE, why_not
 from tenure.model.weights.base import Encoding
 from tenure.testing.exactness import Arrangement, Trial
 from tenure.testing.random_turns import Scale
+from tenure.testing.tiny_adapters import random_adapter
 from tenure.testing.tiny_models import TinyShape
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native backend: {why_not()}")
@@ -68,6 +69,22 @@ def test_answers_and_logits_have_the_bits_of_fresh_runs(case: Case, tiny, run_al
     trial = Trial(subject, Scale(n_moves=160))
     run_all(trial, GRID)
     trial.report.check()
+    assert trial.report.book.n_repeats > 1000
+
+
+@pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.Q4_K])
+def test_adapters_come_and_go_without_a_trace(encoding: Encoding, tiny, run_all) -> None:
+    """Two adapters and none, mixed in every batch and from turn to turn of a session."""
+    plain = tiny("llama", encoding, WIDE, backend="native")
+    adapters = (
+        random_adapter(plain.spec, seed=1, rank=5),
+        random_adapter(plain.spec, seed=2, rank=16, targets=("q", "v", "down")),
+    )
+    trial = Trial(replace(plain, adapters=adapters), Scale(n_moves=160))
+    run_all(trial, GRID)
+    assert not trial.report.problems, str(trial.report)
+    assert not trial.report.book.differences, str(trial.report)
+    assert trial.report.census["adapted"] > 100
     assert trial.report.book.n_repeats > 1000
 
 

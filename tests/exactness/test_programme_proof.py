@@ -35,6 +35,9 @@ class Wrapped:
         self.name = inner.name
         self.describe = inner.describe
         self.kv_bytes_per_page = inner.kv_bytes_per_page
+        self.page_format = inner.page_format
+        self.read_pages = inner.read_pages
+        self.write_pages = inner.write_pages
 
     def allocate(self, kv: KvSpec) -> None:
         self.inner.allocate(kv)
@@ -123,7 +126,7 @@ def units_rolled(spec: ModelSpec, weights: DictWeights) -> DictWeights:
     """The same model, with the feed-forward units of layer 0 in another order."""
     arrays = {name: weights.array(name) for name in weights.names()}
     # Not by half: two blocks of a sum may change places without a trace.
-    shift = spec.layers[0].mlp.d_ff // 2 + 5
+    shift = arrays["layers.0.up"].shape[0] // 2 + 5
     for name, axis in (("gate", 0), ("up", 0), ("down", 1)):
         key = f"layers.0.{name}"
         arrays[key] = np.roll(arrays[key], shift, axis)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tenure.backend.base import BackendSettings, Batch
+from tenure.backend.base import BackendSettings
 from tenure.backend.reference import ReferenceBackend
-from tenure.kv.spec import FullGroup, KvSpec, SlidingGroup
 from tenure.model.default import default_model_path
-from tenure.model.families.base import hf_names
+from tenure.model.families.base import hf_places
 from tenure.model.load import Checkpoint, load_checkpoint
 from tenure.model.spec import RopeSpec
 from tenure.model.tokenizer.load import load_tokenizer
 from tenure.model.weights.base import Encoding
 from tenure.model.weights.dequant import dequantise
+from tenure.testing.machine import Machine
 from tenure.testing.tiny_models import ARCHITECTURES, TinyShape, write_tiny_gguf, write_tiny_model
 
 PAGE = 16
@@ -85,45 +85,25 @@ def silent(what: str, done: int, total: int) -> None:
     pass
 
 
-class Paged:
-    """The reference backend on a few sequences, each with its own pages in every group."""
+class Paged(Machine):
+    """The reference backend on a few sequences named 0, 1, 2, ..."""
 
     def __init__(self, checkpoint: Checkpoint, n_rows: int, n_positions: int) -> None:
-        spec = checkpoint.spec
-        self.n_vocab = spec.n_vocab
-        self.n_pages = -(-n_positions // PAGE)
-        windows = {layer.group: layer.attention.window for layer in spec.layers}
-        total = n_rows * self.n_pages
-        groups = [
-            FullGroup(total) if windows[g] is None else SlidingGroup(total, windows[g])
-            for g in sorted(windows)
-        ]
         settings = BackendSettings(device="cpu", dtype="float32", kv_dtype="float32")
-        self.executor = ReferenceBackend().load(spec, checkpoint.weights, settings, silent)
-        self.executor.allocate(KvSpec(PAGE, tuple(groups)))
-        self.n_groups = len(groups)
+        executor = ReferenceBackend().load(checkpoint.spec, checkpoint.weights, settings, silent)
+        n_pages = n_rows * -(-n_positions // PAGE)
+        super().__init__(executor, checkpoint.spec, PAGE, n_pages)
 
-    def __call__(self, rows: Sequence[Sequence[int]], start: int) -> np.ndarray:
-        """Logits [n_rows, n_new, n_vocab] of equally long rows, whose KV below `start` is there."""
-        n_rows, n_new = len(rows), len(rows[0])
-        n_used = -(-(start + n_new) // PAGE)
-        pages = [1 + row * self.n_pages + i for row in range(n_rows) for i in range(n_used)]
-        indptr = np.arange(n_rows + 1, dtype=np.int32) * n_used
-        batch = Batch(
-            tokens=np.array(rows, np.int32).reshape(-1),
-            row_start=np.arange(n_rows + 1, dtype=np.int32) * n_new,
-            first_pos=np.full(n_rows, start, np.int32),
-            tables=((indptr, np.array(pages, np.int32)),) * self.n_groups,
-            logits_at=np.arange(n_rows * n_new, dtype=np.int32),
-        )
-        return self.executor.forward(batch).reshape(n_rows, n_new, self.n_vocab).copy()
+    def __call__(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+        """Append to each row; logits [n_rows, n_new, n_vocab] of equally long rows."""
+        logits = self.run({str(i): ids for i, ids in enumerate(rows)})
+        return logits.reshape(len(rows), len(rows[0]), -1)
 
     def greedy(self, prompts: Sequence[Sequence[int]], n: int) -> np.ndarray:
         """The n greedy tokens after each of equally long prompts: int64 [n_prompts, n]."""
-        chosen = [self(prompts, 0)[:, -1].argmax(-1)]
+        chosen = [self(prompts)[:, -1].argmax(-1)]
         while len(chosen) < n:
-            start = len(prompts[0]) + len(chosen) - 1
-            chosen.append(self(chosen[-1][:, None].tolist(), start)[:, -1].argmax(-1))
+            chosen.append(self(chosen[-1][:, None].tolist())[:, -1].argmax(-1))
         return np.stack(chosen, axis=1)
 
 
@@ -156,7 +136,7 @@ def check_against_transformers(folder: Path, checkpoint: Checkpoint) -> None:
     n_vocab = checkpoint.spec.n_vocab
     ids = random_ids(1, (N_CONTEXT,), n_vocab)
     ours = Paged(checkpoint, 1, N_CONTEXT)
-    split = np.concatenate([ours([ids[:41]], 0)[0], ours([ids[41:]], 41)[0]])
+    split = np.concatenate([ours([ids[:41]])[0], ours([ids[41:]])[0]])
     np.testing.assert_allclose(split, logits_of(model, ids), atol=1e-4, rtol=0)
 
     prompts = random_ids(2, (4, 9), n_vocab)
@@ -212,20 +192,20 @@ def test_quantised_gguf_is_its_dequantised_weights(tmp_path: Path, encoding: Enc
     path = write_tiny_gguf(tmp_path / "m.gguf", "llama", shape=shape, encoding=encoding)
     checkpoint = load_checkpoint(path, progress=silent)
     ids = random_ids(3, (40,), checkpoint.spec.n_vocab)
-    ours = Paged(checkpoint, 1, 40)([ids], 0)[0]
+    ours = Paged(checkpoint, 1, 40)([ids])[0]
     np.testing.assert_allclose(ours, logits_of(as_transformers(checkpoint), ids), atol=1e-4)
 
 
 def as_transformers(checkpoint: Checkpoint) -> LlamaForCausalLM:
     """The same dequantised weights in transformers' Llama."""
     spec = checkpoint.spec
-    a = spec.layers[0].attention
+    _, a = next(spec.attentions())
     assert a.rope is not None
     assert a.rope == RopeSpec(dim=a.head_dim, theta=a.rope.theta), "plain rotary positions only"
     config = LlamaConfig(
         vocab_size=spec.n_vocab,
         hidden_size=spec.d_model,
-        intermediate_size=spec.layers[0].mlp.d_ff,
+        intermediate_size=checkpoint.weights.get("layers.0.up").shape[0],
         num_hidden_layers=len(spec.layers),
         num_attention_heads=a.n_heads,
         num_key_value_heads=a.n_kv_heads,
@@ -237,8 +217,8 @@ def as_transformers(checkpoint: Checkpoint) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config).eval()
     values = {
-        stored: torch.from_numpy(dequantise(checkpoint.weights.get(name)))
-        for name, stored in hf_names(spec).items()
+        place.name: torch.from_numpy(dequantise(checkpoint.weights.get(name)))
+        for name, place in hf_places(spec).items()
     }
     if spec.tied_head:
         values["lm_head.weight"] = values["model.embed_tokens.weight"]
@@ -259,7 +239,7 @@ def model(checkpoint: Checkpoint) -> LlamaForCausalLM:
 @pytest.mark.weights
 def test_the_default_model_is_described_in_full(checkpoint: Checkpoint) -> None:
     spec = checkpoint.spec
-    a = spec.layers[0].attention
+    _, a = next(spec.attentions())
     assert (len(spec.layers), spec.d_model, spec.n_vocab) == (30, 576, 49152)
     assert (a.n_heads, a.n_kv_heads, a.head_dim) == (9, 3, 64)
     assert (spec.context_len, spec.tied_head, spec.notes) == (8192, True, ())
@@ -272,7 +252,7 @@ def test_logits_over_prose_are_those_of_transformers(
 ) -> None:
     ids = load_tokenizer(checkpoint.metadata).encode(PROSE, add_special=False)[:256]
     assert len(ids) == 256
-    ours = Paged(checkpoint, 1, 256)([ids], 0)[0]
+    ours = Paged(checkpoint, 1, 256)([ids])[0]
     np.testing.assert_allclose(ours, logits_of(model, ids), atol=1e-3, rtol=0)
 
 

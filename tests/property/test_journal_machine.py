@@ -28,8 +28,11 @@ from structlog.testing import capture_logs
 
 from tenure.core.errors import JournalFailed, UserError
 from tenure.core.events import Aborted
+from tenure.core.info import SessionAt
 from tenure.core.params import SamplingParams
-from tenure.core.turns import OnAbort, SessionRef
+from tenure.core.tokens import tokens
+from tenure.core.turns import ForkSession, OnAbort, SessionChange, SessionRef, Splice, Spot
+from tenure.session.session import Session
 from tenure.testing.harness import FakeSetup
 from tenure.testing.journalled import Image, JournalledEngine, Picture, SessionPicture
 
@@ -158,6 +161,54 @@ class JournalMachine(RuleBasedStateMachine):
         ref = replace(ref, offset=offset, replace=flags[0], drop_previous_output=flags[1])
         self.submit(ref, [9, *ids], 3, keeps=True)
 
+    # -- verbs that run no turn
+
+    @precondition(lambda self: len(self.kept.engine.sessions))
+    @rule(
+        name=st.integers(0, 2),
+        new=st.sampled_from(NAMES),
+        at=st.one_of(st.none(), st.integers(1, 40)),
+        streaming=st.sampled_from((None, False, True)),
+    )
+    def fork(self, name: int, new: str, at: int | None, streaming: bool | None) -> None:
+        fork = ForkSession(Spot(self.any(name).id, n_tokens=at), new, streaming=streaming)
+        self.attempt(lambda: self.kept.engine.edits.fork(fork, self.answered))
+
+    @precondition(lambda self: len(self.kept.engine.sessions))
+    @rule(name=st.integers(0, 2), pick=st.integers(0, 30), at=st.integers(0, 40))
+    def rewind(self, name: int, pick: int, at: int) -> None:
+        session = self.any(name)
+        turns = [turn.id for turn in session.turns]
+        spot = Spot(session.id, turns[pick % len(turns)] if turns and at > 20 else None, at % 20)
+        if at % 2 and spot.turn is not None:
+            spot = replace(spot, n_tokens=None)
+        self.attempt(lambda: self.kept.engine.edits.rewind(spot, self.answered))
+
+    @precondition(lambda self: len(self.kept.engine.sessions))
+    @rule(name=st.integers(0, 2), start=st.integers(0, 20), n=st.integers(0, 20), ids=IDS)
+    def compact(self, name: int, start: int, n: int, ids: list[int]) -> None:
+        splice = Splice(self.any(name).id, start, start + n, tokens(ids))
+        self.attempt(lambda: self.kept.engine.edits.compact(splice, self.answered))
+
+    @precondition(lambda self: len(self.kept.engine.sessions))
+    @rule(name=st.integers(0, 2), timeout_s=st.sampled_from((0.0, TIMEOUT_S)))
+    def change(self, name: int, timeout_s: float) -> None:
+        change = SessionChange(timeout_s=timeout_s, priority=int(timeout_s))
+        session = self.any(name)
+        self.attempt(lambda: self.kept.engine.edits.change(session.id, change, self.answered))
+
+    @precondition(lambda self: len(self.kept.engine.sessions))
+    @rule(name=st.integers(0, 2))
+    def evict(self, name: int) -> None:
+        self.kept.engine.edits.evict(self.any(name).id)
+
+    def any(self, name: int) -> Session:
+        sessions = list(self.kept.engine.sessions)
+        return sessions[name % len(sessions)]
+
+    def answered(self, answer: SessionAt | JournalFailed) -> None:
+        """Only a disk that fails lets a verb fail that was not refused."""
+
     def place(self, name: int, pick: int) -> SessionRef:
         """Mostly at a turn that was added not long ago."""
         sessions = list(self.kept.engine.sessions)
@@ -172,7 +223,10 @@ class JournalMachine(RuleBasedStateMachine):
         # A streaming session may use an id again once it has forgotten the turn.
         turn_id = f"t{next(self.numbers) % 40}"
         if turn_id not in self.kept.engine.live:
+            told = self.kept.finished.pop(turn_id, None)
             self.attempt(lambda: self.kept.submit(turn_id, ids, ref, params, on_abort=on_abort))
+            if told is not None and turn_id not in self.kept.engine.live:
+                self.kept.finished[turn_id] = told
 
     def attempt(self, what) -> None:
         """Some of what is tried is refused; the other machine says when."""

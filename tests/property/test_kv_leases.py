@@ -214,6 +214,39 @@ class Leases(RuleBasedStateMachine):
             if data.draw(st.booleans()):
                 lease.publish(log, lease.committed)
 
+    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), keep=st.booleans())
+    def restore(self, data: st.DataObject, namespace: str, keep: bool) -> None:
+        """Pages come back from elsewhere: filled at once, and read like any other."""
+        size = self.spec.page_size
+        log = data.draw(st.sampled_from(self.logs))
+        n_pages = len(log) // size
+        try:
+            lease = self.kv.acquire(namespace, log.read(0, n_pages * size))
+        except NoRoom:
+            return
+        one = Held(lease, namespace, log)
+        self.held.append(one)
+        start, before = lease.committed // size, look(lease)
+        if start < n_pages:
+            end = data.draw(st.integers(start + 1, n_pages))
+            try:
+                rows = lease.adopt(end)
+            except NoRoom:
+                assert look(lease) == before
+                return
+            for group, (row, absent) in enumerate(
+                zip(rows, self.kv.absent(start, end), strict=True)
+            ):
+                assert [at for at, page in enumerate(row, start) if page] == list(absent)
+                for at in absent:
+                    sequence = log.read(0, (at + 1) * size)
+                    self.storage.fill(namespace, sequence, group, row[at - start])
+        if not keep:
+            self.demote(one)
+            found = self.kv.match(namespace, log.all())
+            if all(isinstance(group, FullGroup) for group in self.spec.groups):
+                assert found >= before[1]
+
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def extend_only(self, data: st.DataObject) -> None:

@@ -35,9 +35,11 @@ from tenure.core.params import SamplingParams
 from tenure.core.turns import OnAbort, SessionRef
 from tenure.kv.spec import FullGroup, KvSpec, RecurrentGroup, SlidingGroup
 from tenure.testing.harness import FakeEngine, FakeSetup
+from tenure.testing.memory_tier import MemoryTier
 
 TIMEOUT_S = 10.0
 NAMES = "abc"
+ADAPTERS = (None, None, "x", "y")
 
 
 @dataclass
@@ -48,6 +50,7 @@ class PlainTurn:
     prompt: list[int]
     n_new: int
     commit: bool
+    adapter: str | None = None
     done: bool = False
     output: list[int] = field(default_factory=list)
 
@@ -90,18 +93,28 @@ class SessionMachine(RuleBasedStateMachine):
         step_tokens=st.integers(1, 24),
         max_running=st.integers(1, 6),
         kinds=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=3),
+        piece_bytes=st.sampled_from((None, 1, 200, 1 << 20)),
     )
     def start(
-        self, kv: KvSpec, step_tokens: int, max_running: int, kinds: list[tuple[bool, bool]]
+        self,
+        kv: KvSpec,
+        step_tokens: int,
+        max_running: int,
+        kinds: list[tuple[bool, bool]],
+        piece_bytes: int | None,
     ) -> None:
+        self.tier = MemoryTier(piece_bytes or 1)
         setup = FakeSetup(
             kv=kv,
             n_pages=64,
             step_tokens=step_tokens,
             mixed_tokens=max(1, step_tokens // 2),
             max_running=max_running,
+            tier=None if piece_bytes is None else self.tier,
         )
         self.fake = FakeEngine(setup)
+        for adapter in filter(None, ADAPTERS):
+            self.fake.engine.adapters.load(adapter, adapter)
         self.limit = self.fake.parts.reporter.info().max_input_tokens
         self.plain: dict[str, PlainSession] = {}
         self.gone: dict[str, type[Exception]] = {}
@@ -155,14 +168,16 @@ class SessionMachine(RuleBasedStateMachine):
         pick=st.integers(0, 50),
         ids=st.lists(st.integers(0, 255), min_size=1, max_size=12),
         n_new=st.integers(0, 6),
-        commit=st.booleans(),
+        more=st.tuples(st.booleans(), st.sampled_from(ADAPTERS)),
     )
-    def append(self, which: int, pick: int, ids: list[int], n_new: int, commit: bool) -> None:
+    def append(
+        self, which: int, pick: int, ids: list[int], n_new: int, more: tuple[bool, str | None]
+    ) -> None:
         """A turn on top of some turn that has ended; mostly the newest."""
         name = list(self.plain)[which % len(self.plain)]
         done = [t for t, turn in self.plain[name].turns.items() if turn.done]
         parent = done[max(0, len(done) - 1 - pick // 10)] if done else None
-        self.run_turn(SessionRef(name, parent), ids, n_new, commit)
+        self.run_turn(SessionRef(name, parent), ids, n_new, *more)
 
     @precondition(lambda self: self.plain)
     @rule(
@@ -171,6 +186,7 @@ class SessionMachine(RuleBasedStateMachine):
         ids=st.lists(st.integers(0, 255), max_size=6),
         offset=st.one_of(st.none(), st.integers(-6, 30)),
         flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        adapter=st.sampled_from(ADAPTERS),
     )
     def edit(
         self,
@@ -179,15 +195,18 @@ class SessionMachine(RuleBasedStateMachine):
         ids: list[int],
         offset: int | None,
         flags: tuple[bool, bool, bool],
+        adapter: str | None,
     ) -> None:
         """A turn anywhere, with every flag; many are refused."""
         name = list(self.plain)[which % len(self.plain)]
         replace, drop, commit = flags
         known = [*self.owner]
         parent = known[pick % len(known)] if known and pick >= 0 else None
-        self.run_turn(SessionRef(name, parent, offset, replace, drop), ids, 4, commit)
+        self.run_turn(SessionRef(name, parent, offset, replace, drop), ids, 4, commit, adapter)
 
-    def run_turn(self, ref: SessionRef, ids: list[int], n_new: int, commit: bool) -> None:
+    def run_turn(
+        self, ref: SessionRef, ids: list[int], n_new: int, commit: bool, adapter: str | None
+    ) -> None:
         self.expire()
         turn_id = f"t{self.n_turns}"
         self.n_turns += 1
@@ -200,10 +219,11 @@ class SessionMachine(RuleBasedStateMachine):
             assert refusal is not None
             before = self.fake.engine.n_submitted
             with pytest.raises(refusal):
-                self.fake.submit(turn_id, ids, ref, params, on_abort=on_abort)
+                self.fake.submit(turn_id, ids, ref, params, on_abort=on_abort, adapter=adapter)
             assert self.fake.engine.n_submitted == before
             return
-        self.fake.submit(turn_id, ids, ref, params, on_abort=on_abort)
+        self.fake.submit(turn_id, ids, ref, params, on_abort=on_abort, adapter=adapter)
+        turn.adapter = adapter
         self.begin(ref.id, turn_id, turn, ref)
         self.sync()
 
@@ -271,9 +291,22 @@ class SessionMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.fake.engine.flush()
 
+    @rule(held=st.booleans())
+    def hold(self, held: bool) -> None:
+        """The disk answers later, or at once."""
+        self.tier.held = held
+
+    @precondition(lambda self: self.tier.pages)
+    @rule(pick=st.integers(0, 1000))
+    def lose(self, pick: int) -> None:
+        """A page on disk is damaged."""
+        keys = sorted(self.tier.pages)
+        self.tier.lose(keys[pick % len(keys)])
+
     @precondition(lambda self: self.fake.engine.n_live)
     @rule()
     def finish_all(self) -> None:
+        self.tier.held = False
         self.fake.run()
         self.sync()
         assert not self.fake.engine.n_live
@@ -306,7 +339,7 @@ class SessionMachine(RuleBasedStateMachine):
     def end(self, name: str, turn_id: str, output: list[int]) -> None:
         session = self.plain[name]
         turn = session.turns[turn_id]
-        assert output == self.fake.expected(turn.prompt, len(output))
+        assert output == self.fake.expected(turn.prompt, len(output), turn.adapter)
         turn.done, turn.output = True, list(output)
         if session.streaming:
             if session.tip is not None:
@@ -351,13 +384,14 @@ class SessionMachine(RuleBasedStateMachine):
                 assert (turn.parent, turn.state) == (
                     plain.parent, "done" if plain.done else "running",
                 )  # fmt: skip
-                assert turn.n_prompt == len(plain.prompt)
+                assert (turn.n_prompt, turn.adapter) == (len(plain.prompt), plain.adapter)
             real = self.fake.engine.sessions.get(name)
             for turn in real.turns:
                 assert list(turn.prompt.all()) == session.turns[turn.id].prompt
 
     def teardown(self) -> None:
         if hasattr(self, "fake"):
+            self.tier.held = False
             self.fake.run()
             self.fake.engine.abort_all()
             self.fake.engine.flush()

@@ -14,13 +14,15 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from tenure.cli.serve import Server, bind
+from tenure.cli.http_server import Server
+from tenure.cli.serve import bind
 from tenure.core.clock import ManualClock
 from tenure.core.info import Counters, EngineInfo
 from tenure.core.plan import Plan, Result
-from tenure.engine.local import LocalClient
+from tenure.engine.message_client import MessageClient
 from tenure.engine.wire import launch
 from tenure.server.app import create_app
+from tenure.server.keys import KeyRing
 from tenure.server.limits import Limits
 from tenure.server.settings import ServerSettings
 from tenure.testing.fake_runner import FakeRunner
@@ -40,6 +42,9 @@ class GatedRunner:
         self._changed = threading.Condition()
         self._allowed: float = float("inf")
         self.n_waiting = 0
+
+        self.read_pages = inner.read_pages
+        self.write_pages = inner.write_pages
 
     def execute(self, plan: Plan) -> Result:
         with self._changed:
@@ -79,7 +84,7 @@ class Served:
     """An app, the engine under it, and an HTTP client that calls the app without a socket."""
 
     app: FastAPI
-    engine: LocalClient
+    engine: MessageClient
     runner: GatedRunner
     clock: ManualClock
     http: httpx2.AsyncClient
@@ -160,13 +165,17 @@ async def serve() -> AsyncGenerator[Serve]:
     made: list[Served] = []
 
     def make(
-        setup: FakeSetup | None = None, api_key: str | None = None, limits: Limits | None = None
+        setup: FakeSetup | None = None,
+        api_key: str | None = None,
+        limits: Limits | None = None,
+        keys: KeyRing | None = None,
     ) -> Served:
         setup = setup or FakeSetup()
         clock = ManualClock()
         runner = GatedRunner(FakeRunner(setup.kv_spec(), setup.model))
-        engine = launch(setup.wiring(runner, clock))
-        app = create_app(engine, ServerSettings(api_key=api_key, limits=limits or Limits()))
+        engine = launch(setup.wiring(runner, clock, runner.inner))
+        ring = keys or KeyRing(api_key)
+        app = create_app(engine, ServerSettings(limits=limits or Limits()), ring)
         http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test")
         made.append(Served(app, engine, runner, clock, http))
         return made[-1]

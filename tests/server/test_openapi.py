@@ -42,8 +42,10 @@ def app():
 
 def test_no_answer_is_a_failure_or_undocumented(app, subtests):
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
-    operations = [found.ok() for found in schema.get_all_operations()]
-    assert len(operations) >= 19
+    # The events of sessions have no end; they have tests of their own.
+    ending = schema.exclude(path="/v1/sessions/events")
+    operations = [found.ok() for found in ending.get_all_operations()]
+    assert len(operations) >= 32
     for operation in operations:
         with subtests.test(operation=operation.label):
 

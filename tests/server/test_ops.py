@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tenure.metrics.catalog import CATALOG
+from tenure.metrics.catalog import CATALOG, HEALTH
 from tenure.model.chat_template import CHATML
 from tenure.testing.harness import FakeSetup
 
@@ -52,7 +52,7 @@ async def test_metrics_hold_the_whole_catalogue(served):
     answer = await served.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     families = {f.name: f for f in text_string_to_metric_families(answer.text)}
-    assert families.keys() == {metric.name for metric in CATALOG}
+    assert families.keys() == {metric.name for metric in (*HEALTH, *CATALOG)}
     pages = {s.labels["place"]: s.value for s in families["tenure_kv_pages"].samples}
     assert sum(pages.values()) == 256
     ended = {s.labels["how"]: s.value for s in families["tenure_turns_ended"].samples}

@@ -39,10 +39,7 @@ async def test_unknown_fields_and_wrong_types_are_named(served, body, text):
 @pytest.mark.parametrize(
     ("field", "value", "neutral"),
     [
-        ("lora_path", "adapter", ""),
-        ("custom_logit_processor", "code", None),
         ("image_data", "http://example.org/a.png", []),
-        ("return_hidden_states", True, False),
         ("return_routed_experts", True, False),
         ("routed_experts_start_len", 3, 0),
         ("require_reasoning", True, False),
@@ -53,13 +50,6 @@ async def test_fields_that_are_not_built_are_refused_unless_neutral(served, fiel
     assert refusal(refused).startswith(f"{field} is not supported: ")
     assert (await served.generate(text="x", stream=True, **{field: value})).status_code == 400
     assert (await served.generate(text="x", **{field: neutral})).status_code == 200
-
-
-@pytest.mark.parametrize("field", ["json_schema", "regex", "ebnf", "structural_tag"])
-async def test_structured_output_is_refused_for_now(served, field):
-    answer = await served.generate(text="x", sampling_params={field: "{}"})
-    assert refusal(answer).startswith(f"{field} is not supported: ")
-    assert (await served.generate(text="x", sampling_params={field: None})).status_code == 200
 
 
 @pytest.mark.parametrize(

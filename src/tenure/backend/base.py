@@ -7,7 +7,7 @@ native implementation pays for Python once a step and not once an operation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +15,19 @@ import numpy.typing as npt
 
 from tenure.core.plan import Choice, ChoiceSpec, PageCopy
 from tenure.core.progress import Progress
+from tenure.kv.pool import Pages
 from tenure.kv.spec import KvSpec
+from tenure.kv.tier import PageBytes
+from tenure.model.adapters import Adapter
 from tenure.model.spec import ModelSpec
 from tenure.model.weights.base import WeightSource
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
+
+
+def _no_tokens() -> I32:
+    return np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,13 @@ class Batch:
                pages[indptr[r] + p // page_size], at offset p % page_size (a recurrent group has one
                entry a row: the live state)
     logits_at  int32 [n_logits]    indices into `tokens` whose logits are wanted, ascending
+    adapters   None, or int32 [n_rows]: the slot of each row's adapter, -1 for the model alone
+    hidden_at  int32 [n_hidden]    indices into `tokens` whose hidden state is wanted, ascending
+    hidden     float32 [n_hidden, d_model] that the pass fills with those states, the last layer's
+               output after the final norm; None where `hidden_at` is empty
+    routed     None, or int32 [n_tokens, n_layers, n_used] that the pass fills with the experts
+               which each token was sent to, in the order of `model.spec.Routing`; layers without
+               experts are left as they are
     """
 
     tokens: I32
@@ -52,6 +66,10 @@ class Batch:
     first_pos: I32
     tables: tuple[tuple[I32, I32], ...]
     logits_at: I32
+    adapters: I32 | None = None
+    hidden_at: I32 = field(default_factory=_no_tokens)
+    hidden: F32 | None = None
+    routed: I32 | None = None
 
 
 class Executor(Protocol):
@@ -76,6 +94,21 @@ class Executor(Protocol):
         """Do the copies in order, each a whole page through all layers of its group."""
         ...
 
+    def page_format(self) -> str:
+        """What the bytes of a page mean: layout, and the arithmetic that fills it.
+
+        Pages of one model and page size under equal formats may stand for each other.
+        """
+        ...
+
+    def read_pages(self, group: int, pages: Pages) -> PageBytes:
+        """See `kv.tier.PageIo`; `kv_bytes_per_page` bytes a page. A recurrent state is a page."""
+        ...
+
+    def write_pages(self, group: int, pages: Pages, data: PageBytes) -> None:
+        """See `kv.tier.PageIo`. Raises ValueError where `data` is not that many pages."""
+        ...
+
     def forward(self, batch: Batch) -> F32:
         """Write the batch's KV and return logits, float32 [n_logits, n_vocab].
 
@@ -88,6 +121,17 @@ class Executor(Protocol):
 
         Same spec and same logits give the same token and the same log probabilities, bit for bit.
         """
+        ...
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Make `slot` (at least 0, and free) stand for `adapter` in later batches.
+
+        Raises ModelError where the adapter changes a part that this backend does not adapt.
+        """
+        ...
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free what `load_adapter` put there."""
         ...
 
     def close(self) -> None:

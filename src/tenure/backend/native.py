@@ -14,14 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tenure.backend.base import F32, BackendSettings, Batch
 from tenure.backend.native_choose import choices
-from tenure.backend.native_model import KV_DTYPES, REQUANTIZE, fill_model, native_spec
+from tenure.backend.native_model import KV_DTYPES, REQUANTIZE, fill_model
+from tenure.backend.native_spec import native_spec
 from tenure.backend.native_threads import available_threads
 from tenure.core.errors import ConfigError
 from tenure.core.plan import Choice, ChoiceSpec, PageCopy
 from tenure.core.progress import Progress
-from tenure.kv.spec import KvSpec, RecurrentGroup
+from tenure.kv.pool import Pages
+from tenure.kv.spec import KvSpec
+from tenure.kv.tier import PageBytes
+from tenure.model.adapters import Adapter
 from tenure.model.spec import ModelSpec
 from tenure.model.weights.base import WeightSource
 
@@ -30,6 +36,11 @@ if TYPE_CHECKING:
 
 ISA_VARIABLE = "TENURE_ISA"
 """Environment variable that names an instruction set to use instead of the best."""
+
+PAGE_LAYOUT = "native/1"
+"""Names how a page's bytes are laid out (native/attention.hpp) and the kernels' arithmetic: to be
+counted up when either changes.
+"""
 
 
 def why_not() -> str | None:
@@ -57,7 +68,7 @@ class Arithmetic:
 
 
 class NativeExecutor:
-    """One loaded model with its paged KV."""
+    """One loaded model with its paged KV and states."""
 
     name = "native"
 
@@ -65,8 +76,9 @@ class NativeExecutor:
         self._model = model
         self._spec = spec
         self._arithmetic = arithmetic
-        self._n_groups = 1 + max(layer.group for layer in spec.layers)
+        self._n_groups = spec.n_groups
         self._allocated = False
+        self._page_bytes: tuple[int, ...] = ()
 
     def describe(self) -> dict[str, str | int | float]:
         return {
@@ -86,14 +98,13 @@ class NativeExecutor:
         )
 
     def allocate(self, kv: KvSpec) -> None:
-        """Raises RuntimeError when called twice, ConfigError for a group that it cannot hold."""
+        """Raises RuntimeError when called twice, ConfigError for another number of groups."""
         if self._allocated:
             raise RuntimeError("the KV cache is allocated already")
         if len(kv.groups) != self._n_groups:
             raise ConfigError(f"the model has {self._n_groups} KV groups, got {len(kv.groups)}")
-        if any(isinstance(group, RecurrentGroup) for group in kv.groups):
-            raise ConfigError("the native backend holds no recurrent state")
         n_pages = [group.n_pages for group in kv.groups]
+        self._page_bytes = self.kv_bytes_per_page(kv.page_size)
         self._model.allocate(self._arithmetic.kv_dtype, kv.page_size, n_pages)
         self._allocated = True
 
@@ -101,21 +112,49 @@ class NativeExecutor:
         for copy in copies:
             self._model.copy_page(copy.group, copy.src, copy.dst)
 
+    def page_format(self) -> str:
+        return f"{PAGE_LAYOUT} dtype={self._arithmetic.dtype} kv_dtype={self._arithmetic.kv_dtype}"
+
+    def read_pages(self, group: int, pages: Pages) -> PageBytes:
+        data = np.empty(len(pages) * self._page_bytes[group], np.uint8)
+        self._model.read_pages(group, np.frombuffer(pages, np.int32), data)
+        return data.data
+
+    def write_pages(self, group: int, pages: Pages, data: PageBytes) -> None:
+        at = np.frombuffer(pages, np.int32)
+        self._model.write_pages(group, at, np.frombuffer(data, np.uint8))
+
     def forward(self, batch: Batch) -> F32:
         return self._model.forward(
-            batch.tokens, batch.row_start, batch.first_pos, batch.tables, batch.logits_at
+            batch.tokens,
+            batch.row_start,
+            batch.first_pos,
+            batch.tables,
+            batch.logits_at,
+            batch.routed,
+            batch.adapters,
+            batch.hidden_at,
+            batch.hidden,
         )
 
     def choose(self, logits: F32, specs: Sequence[ChoiceSpec]) -> list[Choice]:
         """Errors are those of `sampler.choose`."""
         return choices(self._model.choose(logits, specs))
 
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        for name, part in adapter.maps.items():
+            _, layer, matrix = name.split(".")
+            self._model.add_low_rank(slot, int(layer), matrix, part.a, part.b, part.scale)
+
+    def unload_adapter(self, slot: int) -> None:
+        self._model.drop_adapter(slot)
+
     def close(self) -> None:
         del self._model
 
 
 class NativeBackend:
-    """Loads dense decoders; weights stay in their stored precision unless `dtype` says otherwise.
+    """Loads any `ModelSpec`; weights stay in their stored precision unless `dtype` says otherwise.
 
     `dtype` int8 or int4 quantises unquantised matrices in groups of 32 at load. `kv_dtype` is
     float16 (default), float32 or int8. `threads` 0 takes every available physical core.

@@ -36,12 +36,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     return torch.cat((turned.to(x.dtype), rest), -1)
 
 
-def activate(x: Tensor, kind: Activation) -> Tensor:
+def activate(gate: Tensor, up: Tensor, kind: Activation, clamp: float) -> Tensor:
+    """See `Activation`; `clamp` is read by CLAMPED_SWIGLU, `gate` by the gated ones."""
     match kind:
         case Activation.SILU:
-            return F.silu(x)
+            return F.silu(gate) * up
         case Activation.GELU_TANH:
-            return F.gelu(x, approximate="tanh")
+            return F.gelu(gate, approximate="tanh") * up
+        case Activation.RELU2:
+            return F.relu(up).square()
+        case Activation.CLAMPED_SWIGLU:
+            gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
+            return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
 
 def softcap(x: Tensor, cap: float | None) -> Tensor:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from tenure.backend.base import I32, Batch
+from tenure.kv.pool import Pages
 from tenure.kv.spec import NULL_PAGE
+from tenure.kv.tier import PageBytes
 from tenure.model.spec import AttentionSpec
 
 I64 = npt.NDArray[np.int64]
@@ -44,8 +46,9 @@ class GroupShape:
             )
         return cls(len(layers), *shapes.pop())
 
-    def page_elements(self, page_size: int) -> int:
-        return self.n_layers * 2 * page_size * self.n_kv_heads * self.head_dim
+    def page_bytes(self, page_size: int, dtype: torch.dtype) -> int:
+        n_elements = self.n_layers * 2 * page_size * self.n_kv_heads * self.head_dim
+        return n_elements * dtype.itemsize
 
 
 class GroupKv:
@@ -61,6 +64,19 @@ class GroupKv:
 
     def copy(self, src: int, dst: int) -> None:
         self._pages[:, :, dst] = self._pages[:, :, src]
+
+    def read_pages(self, pages: Pages) -> PageBytes:
+        """The bytes of each page: [n_layers, 2, page_size, n_kv_heads, head_dim]."""
+        chosen = self._pages[:, :, torch.tensor(pages, dtype=torch.int64)].movedim(2, 0)
+        return chosen.contiguous().cpu().view(torch.uint8).numpy().reshape(-1).data
+
+    def write_pages(self, pages: Pages, data: PageBytes) -> None:
+        chosen = self._pages[:, :, : len(pages)].movedim(2, 0)
+        values = torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(self._pages.dtype)
+        if values.numel() != chosen.numel():
+            raise ValueError(f"{len(data)} bytes are not {len(pages)} pages")
+        at = torch.tensor(pages, dtype=torch.int64, device=self._pages.device)
+        self._pages[:, :, at] = values.view(chosen.shape).movedim(0, 2).to(self._pages.device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store `k`, `v` [n, n_kv_heads, head_dim] in `slots` [n]; `layer` counts in the group."""

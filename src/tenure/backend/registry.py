@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tenure.backend import native
 from tenure.backend.base import Backend
 from tenure.core.errors import ConfigError
@@ -23,6 +25,17 @@ def find_backend(name: str) -> Backend:
             return _reference() if why_not_native() else _native()
         case _:
             raise ConfigError(f"backend must be one of {', '.join(NAMES)}, got {name!r}")
+
+
+def foreign_backend(name: str, folder: Path) -> Backend:
+    """What runs a model of transformers; raises ConfigError where `name` asks for another."""
+    if name not in ("auto", "reference"):
+        raise ConfigError(
+            f"backend must be auto or reference for a model that transformers runs, got {name!r}"
+        )
+    from tenure.backend.foreign import ForeignBackend
+
+    return ForeignBackend(folder)
 
 
 def why_not_native() -> str | None:

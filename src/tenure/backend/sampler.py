@@ -6,7 +6,7 @@ Every step works on one row alone, in float64, so that a choice is a function of
 2. Penalties over the ids in `output`, seen `c` times: `l -= frequency_penalty * c`, then
    `l -= presence_penalty`, then `l /= r` where `l > 0` and `l *= r` elsewhere, with
    `r = repetition_penalty`.
-3. `l += bias`; `l = -inf` where banned.
+3. `l += bias`; `l = -inf` where banned, and where not allowed.
 4. Temperature 0: the largest `l`, ties to the lowest id.
 5. Otherwise each id has the weight `w = exp((l - max(l)) / temperature)`, and the filters follow.
    top_k keeps the k largest `l`, ties to the lowest ids. top_p orders what is left by falling
@@ -89,7 +89,8 @@ def log_softmax(row: F32) -> F64:
 
 
 def _draw(row: F32, spec: ChoiceSpec) -> int:
-    if not (spec.output or spec.bias or spec.banned) and spec.temperature == 0.0:
+    free = spec.allowed is None and not (spec.output or spec.bias or spec.banned)
+    if free and spec.temperature == 0.0:
         return int(row.argmax())
     logits = _adjusted(row, spec)
     best = int(logits.argmax())
@@ -106,7 +107,7 @@ def _draw(row: F32, spec: ChoiceSpec) -> int:
 
 
 def _adjusted(row: F32, spec: ChoiceSpec) -> F64:
-    """Steps 1 to 3: penalties, bias, banned."""
+    """Steps 1 to 3: penalties, bias, what is banned and what is not allowed."""
     logits = row.astype(np.float64)
     if spec.output:
         seen, counts = np.unique(np.array(spec.output, np.int64), return_counts=True)
@@ -117,6 +118,10 @@ def _adjusted(row: F32, spec: ChoiceSpec) -> F64:
     for token, bias in spec.bias:
         logits[token] += bias
     logits[list(spec.banned)] = -math.inf
+    if spec.allowed is not None:
+        bits = np.unpackbits(np.frombuffer(spec.allowed, np.uint8), bitorder="little")[: len(row)]
+        logits[: len(bits)][bits == 0] = -math.inf
+        logits[len(bits) :] = -math.inf
     return logits
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import httpx2
@@ -28,6 +29,7 @@ Answer = Mapping[str, Any]
 Message = Mapping[str, str]
 
 CONNECT_TIMEOUT_S = 5.0
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +153,41 @@ class RemoteBackend:
             raise _error_of(answer)
         return answer.json() if answer.content else None
 
+    async def download(self, path: str, file: Path) -> None:
+        """Write the bytes that a POST is answered with into a file. Raises OSError too."""
+        try:
+            async with self._http.stream("POST", path) as answer:
+                if answer.is_error:
+                    await answer.aread()
+                    raise _error_of(answer)
+                with file.open("wb") as out:
+                    async for chunk in answer.aiter_bytes():
+                        out.write(chunk)
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from error
+
+    async def upload(self, path: str, file: Path) -> Any:
+        """The JSON that a POST of a file's bytes is answered with."""
+        headers = {"Content-Length": str(file.stat().st_size)}
+        try:
+            answer = await self._http.post(path, content=_chunks(file), headers=headers)
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from error
+        if answer.is_error:
+            raise _error_of(answer)
+        return answer.json()
+
     def _unreachable(self, error: Exception) -> TenureError:
         return EngineStopped(
             f"no answer from {self._url} ({error or type(error).__name__}); is `tenure serve` "
             "running there?"
         )
+
+
+async def _chunks(file: Path) -> AsyncGenerator[bytes]:
+    with file.open("rb") as data:
+        while chunk := data.read(CHUNK_BYTES):
+            yield chunk
 
 
 async def open_backend(where: Where, engine: EngineFlags, notes: Console) -> Backend:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tenure.core.config import EngineSettings, JournalSettings, JournalSync, QueueOrder
+from tenure.core.config import (
+    KV_DISK_GB,
+    AdapterPath,
+    EngineSettings,
+    JournalSettings,
+    JournalSync,
+    QueueOrder,
+)
 from tenure.core.errors import ConfigError
+from tenure.server.keys import KeyRing
 
 PORT_MAX = 65_535
+KV_DISK_GB_MAX = 1_000_000
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 CallFormatName = Literal["hermes", "qwen", "qwen25", "llama3", "mistral", "granite", "json"]
@@ -34,6 +44,10 @@ class EngineFlags:
     served_model_name: Annotated[str | None, flag("The name clients see.")] = None
     max_kv_tokens: Annotated[int | None, flag("Tokens the KV cache holds.")] = None
     page_size: Annotated[int, flag("Tokens of a KV page, a power of two up to 256.")] = 16
+    recurrent_checkpoints: Annotated[
+        int | None,
+        flag("Running states to keep besides those in use, for models that have any."),
+    ] = None
     step_tokens: Annotated[int | None, flag("Most tokens computed in one step.")] = None
     max_running: Annotated[int, flag("Most turns that run at once.")] = 64
     max_queue: Annotated[int, flag("Most turns that wait; more are answered with 503.")] = 1024
@@ -44,10 +58,19 @@ class EngineFlags:
     kv_dtype: Annotated[str, flag("Type of the KV cache.")] = "auto"
     threads: Annotated[int, flag("CPU threads; 0 is one for each core.")] = 0
     seed: Annotated[int | None, flag("Seed of turns that bring none.")] = None
+    lora_paths: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="LoRA adapters to load, each as name=path: a folder in PEFT's format or a hub id.",
+            consume_multiple=True,
+            negative=(),
+        ),
+    ] = ()
 
     def settings(self) -> EngineSettings:
-        """The same as the engine takes it."""
-        return EngineSettings(**vars(self))
+        """The same as the engine takes it. Raises ConfigError."""
+        plain = {**vars(self)}
+        return EngineSettings(adapters=tuple(map(AdapterPath.of, plain.pop("lora_paths"))), **plain)
 
 
 @Parameter(name="*")
@@ -72,11 +95,28 @@ class JournalFlags:
         ),
     ] = False
 
+    kv_disk_gb: Annotated[
+        float | None,
+        flag(
+            f"GB of their KV to keep on disk, so that it need not be computed again; 0 is none, "
+            f"absent {KV_DISK_GB:g} (none with --no-journal)."
+        ),
+    ] = None
+
     def settings(self) -> JournalSettings | None:
-        """The same as the engine takes it; None keeps nothing."""
+        """The same as the engine takes it; None keeps nothing. Raises ConfigError."""
+        n_gb = KV_DISK_GB if self.kv_disk_gb is None else self.kv_disk_gb
+        if not 0 <= n_gb <= KV_DISK_GB_MAX:
+            raise ConfigError(f"--kv-disk-gb must be in [0, {KV_DISK_GB_MAX}], got {n_gb:g}")
         if not self.journal:
+            if self.kv_disk_gb:
+                raise ConfigError(
+                    "--kv-disk-gb keeps KV beside the journal; leave out --no-journal"
+                )
             return None
-        return JournalSettings(self.state_dir, self.journal_sync, not self.journal_optional)
+        return JournalSettings(
+            self.state_dir, self.journal_sync, not self.journal_optional, int(n_gb * 1e9)
+        )
 
     def shown(self) -> dict[str, object]:
         """The same as plain values."""
@@ -98,18 +138,54 @@ class ServerFlags:
             "the environment variable is safer."
         ),
     ] = None
+    keys_file: Annotated[
+        Path | None,
+        flag("TOML or JSON file of tenants with their keys and limits; SIGHUP reads it again."),
+    ] = None
+    share_kv: Annotated[
+        bool,
+        Parameter(
+            help="Let tenants reuse the KV of prompts that begin alike; they may notice that.",
+            negative=(),
+        ),
+    ] = False
     tool_call_parser: Annotated[
         CallFormatName | None,
         flag("How the model writes tool calls; absent: as its chat template shows."),
     ] = None
     log_level: Annotated[LogLevel, flag("What is logged, to stderr.")] = "info"
+    drain_s: Annotated[
+        float, flag("Seconds that running turns get to finish when the server is told to stop.")
+    ] = 20.0
+    in_process: Annotated[
+        bool,
+        Parameter(
+            help="Run the engine in the server's own process: if it dies, the server dies.",
+            negative=(),
+        ),
+    ] = False
     config: Annotated[
-        Path | None, flag("A TOML file with any of these flags as keys; flags and variables win.")
+        Path | None,
+        flag("A TOML file with these flags as keys, also in [serve]; flags and variables win."),
     ] = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= PORT_MAX:
             raise ConfigError(f"--port must be in [0, {PORT_MAX}], got {self.port}")
+        if not 0 <= self.drain_s < math.inf:
+            raise ConfigError(f"--drain-s must be a number of seconds, got {self.drain_s}")
+
+    def key_ring(self) -> KeyRing:
+        """Who may come in. Raises ConfigError for keys that cannot be used."""
+        return KeyRing(self.api_key, self.keys_file, share_kv=self.share_kv)
+
+    def shown(self) -> dict[str, object]:
+        """The same as plain values, without the key."""
+        found: dict[str, object] = {**vars(self)}
+        del found["api_key"]
+        for name, path in (("keys_file", self.keys_file), ("config", self.config)):
+            found[name] = None if path is None else str(path)
+        return found
 
 
 @Parameter(name="*")

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from tenure.cli.backends import RemoteBackend
 from tenure.cli.flags import flag
+from tenure.client.calls import DEFAULT_URL
 
 
 @Parameter(name="*")
@@ -21,7 +22,7 @@ from tenure.cli.flags import flag
 class Load:
     """Who says how much; prompts are random token ids, so that nothing else is measured."""
 
-    url: Annotated[str, flag("The server.")] = "http://127.0.0.1:30000"
+    url: Annotated[str, flag("The server.")] = DEFAULT_URL
     api_key: Annotated[str | None, flag("The server's API key.")] = None
     sessions: Annotated[int, flag("Conversations at once.")] = 8
     turns: Annotated[int, flag("Turns of each.")] = 10

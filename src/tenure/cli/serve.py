@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-import structlog
 import uvicorn
 from rich.console import Console
 from rich.text import Text
 
+from tenure.cli import engine_process
 from tenure.cli.console import load_progress
 from tenure.cli.flags import EngineFlags, JournalFlags, ServerFlags
+from tenure.cli.http_server import Server
+from tenure.cli.logs import set_up_logs
+from tenure.core.config import EngineSettings
 from tenure.core.errors import ConfigError
-from tenure.engine.build import start_engine
+from tenure.core.info import EngineInfo
+from tenure.engine.build import locate, start_engine
 from tenure.engine.client import EngineClient
+from tenure.engine.ipc.link import private_folder
+from tenure.engine.ipc.process import EngineProcess
+from tenure.engine.message_client import MessageClient
+from tenure.engine.text import load_text
 from tenure.server.app import create_app
+from tenure.server.keys import KeyRing
 from tenure.server.limits import Limits
 from tenure.server.settings import ServerSettings
 
@@ -32,7 +38,7 @@ JOURNAL_DEFAULTS = JournalFlags()
 
 BACKLOG = 2048
 GRACE_S = 5
-"""Seconds that open connections get to finish on shutdown."""
+"""Seconds that open connections get to send what is left, when no turn runs any more."""
 
 
 def serve(
@@ -47,32 +53,30 @@ def serve(
     console = Console(stderr=True)
     set_up_logs(server.log_level)
     served = settings(engine, server, journal)
+    keys = server.key_ring()
     listener = bind(server.host, server.port)
     with listener:
-        if not is_loopback(server.host) and server.api_key is None:
-            warning = f"{server.host} is open to other machines, and no --api-key is set."
+        if not is_loopback(server.host) and not keys.required:
+            warning = f"{server.host} is open to other machines, and no key is asked for."
             console.print(Text.assemble(("warning: ", "bold yellow"), warning))
-        with load_progress(console) as report:
-            client = start_engine(replace(engine.settings(), journal=journal.settings()), report)
-        try:
-            listener.listen(BACKLOG)
-        except OSError as error:
-            raise _taken(server.host, server.port, error) from error
-        asyncio.run(_run(client, listener, served, console))
+        wanted = replace(engine.settings(), journal=journal.settings())
+        front = Front(listener, served, keys, console, server)
+        if server.in_process:
+            with load_progress(console) as report:
+                client = start_engine(wanted, report)
+            asyncio.run(front.run(client))
+        else:
+            asyncio.run(_in_two_processes(front, wanted))
 
 
 def settings(
     engine: EngineFlags, server: ServerFlags, journal: JournalFlags = JOURNAL_DEFAULTS
 ) -> ServerSettings:
     """The server's part; what `/server_info` shows leaves the key out."""
-    config = None if server.config is None else str(server.config)
-    plain = {"order": engine.order.value, "config": config, **journal.shown()}
-    shown = {**vars(engine), **vars(server), **plain}
-    del shown["api_key"]
+    shown = {**vars(engine), "order": engine.order.value, **server.shown(), **journal.shown()}
     # More turns at once than may run and wait could never be taken, however often they come.
     fits = min(Limits().max_batch, engine.max_running + engine.max_queue)
     return ServerSettings(
-        api_key=server.api_key,
         limits=Limits(max_batch=fits),
         shown=shown,
         tool_call_parser=server.tool_call_parser,
@@ -105,116 +109,105 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def set_up_logs(level: str) -> None:
-    """Structured lines on stderr; the HTTP server's own log goes the same way."""
-    number = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso"),
-    ]
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-    )
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.dev.ConsoleRenderer(
-                    colors=handler.stream.isatty(),
-                    # Local variables stay out of the log: prompts and keys are among them.
-                    exception_formatter=structlog.dev.plain_traceback,
-                ),
-            ],
-        )
-    )
-    logging.basicConfig(level=number, handlers=[handler], force=True)
-    logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
+def _nothing(stop: Callable[[], None]) -> None:
+    """There is nothing to watch."""
 
 
-class Server(uvicorn.Server):
-    """Uvicorn, with a word when it is ready, and signals that let the engine stop in order.
+@dataclass(frozen=True, slots=True, eq=False)
+class Front:
+    """The HTTP side of a server, for whichever engine it is given."""
 
-    `on_stop` runs before connections are drained: it ends what their requests wait for.
-    """
+    listener: socket.socket
+    settings: ServerSettings
+    keys: KeyRing
+    console: Console
+    flags: ServerFlags
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        on_ready: Callable[[], None],
-        on_stop: Callable[[], Awaitable[None]] | None = None,
+    async def run(
+        self, client: EngineClient, watch: Callable[[Callable[[], None]], None] = _nothing
     ) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-        self._on_stop = on_stop
+        """Serve until a signal comes; `watch` is given what else can end it. Closes the client."""
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._on_ready()
+        async def on_stop() -> None:
+            await client.drain(self.flags.drain_s)
+            await client.close()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._on_stop is not None:
-            await self._on_stop()
-        await super().shutdown(sockets)
+        try:
+            self._listen()
+            config = uvicorn.Config(
+                create_app(client, self.settings, self.keys),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_S,
+                backlog=BACKLOG,
+            )
+            if self.keys.path is not None:
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGHUP, self.keys.reload)
+            server = Server(config, lambda: self._greet(info), on_stop)
+            watch(server.stop)
+            info = await client.info()  # answered only once the engine is watched
+            await server.serve([self.listener])
+        finally:
+            await client.close()
 
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        # Uvicorn's own version raises the signal again, which would end the process too early.
-        loop = asyncio.get_running_loop()
-        caught = (signal.SIGINT, signal.SIGTERM)
-        for number in caught:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield
-        for number in caught:
-            loop.remove_signal_handler(number)
+    def _listen(self) -> None:
+        try:
+            self.listener.listen(BACKLOG)
+        except OSError as error:
+            raise _taken(self.flags.host, self.flags.port, error) from error
+
+    def _greet(self, info: EngineInfo) -> None:
+        host, port, *_ = self.listener.getsockname()
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        key = " -H 'Authorization: Bearer '$TENURE_API_KEY" if self.keys.required else ""
+        params = '{"max_new_tokens": 8, "temperature": 0}'
+        body = f'{{"text": "The capital of France is", "sampling_params": {params}}}'
+        said = f"[bold]{info.model.name}[/] is served at [bold]{url}[/]; Ctrl-C stops it."
+        self.console.print(said, soft_wrap=True)
+        facts = f"{_facts(info)}. Try:"
+        self.console.print(facts, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            f"  curl {url}/generate{key} -H 'Content-Type: application/json' -d '{body}'",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
-async def _run(
-    client: EngineClient, listener: socket.socket, settings: ServerSettings, console: Console
-) -> None:
-    config = uvicorn.Config(
-        create_app(client, settings),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_S,
-        backlog=BACKLOG,
-    )
-    try:
-        greet = partial(_greet, client, listener, console, settings.api_key)
-        server = Server(config, greet, client.close)
-        await server.serve([listener])
-    finally:
-        await client.close()
+async def _in_two_processes(front: Front, wanted: EngineSettings) -> None:
+    """Tokenise and speak HTTP here, and compute in a process that may end and come back."""
+    with load_progress(front.console) as report:
+        located, checkpoint = locate(wanted, report)
+    with private_folder() as folder:
+        engine = EngineProcess(engine_process.command(front.flags.log_level), located, folder)
+        try:
+            with load_progress(front.console) as report:
+                starting = asyncio.create_task(engine.start(report))
+                text = await asyncio.to_thread(load_text, checkpoint)
+                client = MessageClient(await starting, text)
+            del checkpoint
+            client.attach(engine)
+            await front.run(client, lambda stop: engine.watch(client, stop))
+            if engine.failure is not None:
+                raise engine.failure
+        finally:
+            await engine.close()
 
 
-def _greet(
-    client: EngineClient, listener: socket.socket, console: Console, api_key: str | None
-) -> None:
-    host, port, *_ = listener.getsockname()
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    key = "" if api_key is None else " -H 'Authorization: Bearer '$TENURE_API_KEY"
-    params = '{"max_new_tokens": 8, "temperature": 0}'
-    body = f'{{"text": "The capital of France is", "sampling_params": {params}}}'
-    console.print(
-        f"[bold]{client.model.name}[/] is served at [bold]{url}[/]; Ctrl-C stops it. Try:"
-    )
-    console.print(
-        f"  curl {url}/generate{key} -H 'Content-Type: application/json' -d '{body}'",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+def _facts(info: EngineInfo) -> str:
+    """What the server runs on, in a line."""
+    named = ("backend", "device", "dtype", "kernels")
+    backend = " ".join(str(info.backend[name]) for name in named if name in info.backend)
+    kept = "sessions in memory only"
+    if info.journal is not None:
+        n_sessions, n_turns = info.journal.n_sessions_restored, info.journal.n_turns_restored
+        kept = f"journal {info.journal.path} ({n_sessions} sessions, {n_turns} turns restored)"
+    kv = f"KV for {info.max_kv_tokens} tokens in pages of {info.page_size}"
+    return f"Backend {backend or info.backend.get('name')}; {kv}; {kept}"
 
 
 def _taken(host: str, port: int, error: OSError) -> ConfigError:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from tenure.core.errors import ConfigError
 
+KV_DISK_GB = 4.0
+"""What sessions on disk may take for pages of their KV, in 10^9 bytes, where nobody says."""
+
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -34,11 +37,29 @@ class JournalSettings:
     """Where sessions are kept so that they survive a restart; `state_dir` None is the user's own.
 
     `required` False lets the engine go on without durability when the disk fails while it runs.
+    `kv_disk_bytes` bounds the pages of their KV that are kept beside them; 0 keeps none.
     """
 
     state_dir: Path | None = None
     sync: JournalSync = JournalSync.NORMAL
     required: bool = True
+    kv_disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPath:
+    """An adapter to load: a folder in PEFT's format or a hub id, and the name that clients use."""
+
+    name: str
+    path: str
+
+    @classmethod
+    def of(cls, text: str) -> AdapterPath:
+        """From `name=path`; a path alone is its own name. Raises ConfigError."""
+        name, equals, path = text.partition("=")
+        if not name or (equals and not path):
+            raise ConfigError(f"lora_paths must be name=path, got {text!r}")
+        return cls(name, path or name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +68,7 @@ class EngineConfig:
 
     `step_tokens` bounds the tokens of a step, `mixed_tokens` the prefill in one where some requests
     decode, until measured speed decides it (see `sched.pace`); `max_running` bounds the requests
-    that run at once, `max_queue` those that wait.
+    that run at once, `max_queue` those that wait, `max_adapters` the adapters that are loaded.
     """
 
     step_tokens: int = 512
@@ -57,6 +78,7 @@ class EngineConfig:
     order: QueueOrder = QueueOrder.FCFS
     seed: int = 0
     max_sessions: int = 100_000
+    max_adapters: int = 64
 
     def __post_init__(self) -> None:
         _at_least_one(
@@ -65,6 +87,7 @@ class EngineConfig:
             max_running=self.max_running,
             max_queue=self.max_queue,
             max_sessions=self.max_sessions,
+            max_adapters=self.max_adapters,
         )
 
 
@@ -73,13 +96,16 @@ class EngineSettings:
     """What a user chooses when starting an engine; None means: decide from model and machine.
 
     `model` is a GGUF file, a folder in Hugging Face format, a hub id, or None: the default model.
-    `journal` None keeps sessions in memory only. Construction raises ConfigError.
+    `journal` None keeps sessions in memory only. `adapters` are loaded before the first turn.
+    `recurrent_checkpoints` counts the running states that are kept to come back to, in models that
+    have any. Construction raises ConfigError.
     """
 
     model: str | None = None
     served_model_name: str | None = None
     max_kv_tokens: int | None = None
     page_size: int = 16
+    recurrent_checkpoints: int | None = None
     step_tokens: int | None = None
     max_running: int = 64
     max_queue: int = 1024
@@ -91,6 +117,7 @@ class EngineSettings:
     threads: int = 0
     seed: int | None = None
     journal: JournalSettings | None = None
+    adapters: tuple[AdapterPath, ...] = ()
 
     def __post_init__(self) -> None:
         if self.page_size not in PAGE_SIZES:
@@ -99,6 +126,10 @@ class EngineSettings:
             raise ConfigError(
                 f"max_kv_tokens must be at least one page ({self.page_size}), "
                 f"got {self.max_kv_tokens}"
+            )
+        if self.recurrent_checkpoints is not None and self.recurrent_checkpoints < 0:
+            raise ConfigError(
+                f"recurrent_checkpoints must be at least 0, got {self.recurrent_checkpoints}"
             )
         if self.threads < 0:
             raise ConfigError(f"threads must be at least 0 (0: all cores), got {self.threads}")

@@ -5,6 +5,7 @@
     |   |-- InvalidField          a value out of range or of the wrong kind
     |   |-- UnsupportedField      a known field that this build or model cannot honour
     |   |-- ContextTooLong        more tokens than the model or the pool can hold
+    |   |-- OverLimit             more than a limit ever allows
     |   |-- EmptyContext          no token is left to run on
     |   |-- SessionExists         open of an id that is open
     |   |-- SessionNotFound       no such session
@@ -14,14 +15,24 @@
     |   |-- StreamingRefused      replace, drop or offset on a streaming session
     |   |-- UnknownTurn           no turn of that id in the session
     |   |-- TurnUnfinished        an append to a turn that still runs
-    |   `-- DuplicateTurn         a turn id that is already in use
+    |   |-- TipMismatch           the session's tip is not the expected one
+    |   |-- SessionFull           more tokens than the session's own limit
+    |   |-- UnknownAdapter        no adapter of that name is loaded
+    |   |-- AdapterRefused        an adapter that cannot be loaded
+    |   |-- GrammarFailed         output that its grammar cannot be followed any further
+    |   |-- DuplicateTurn         a turn id that is already in use
+    |   `-- BadArchive            an exported session that cannot be taken in
     |-- Overloaded                try again later; carries `retry_after_s`
     |   |-- QueueFull
+    |   |-- LimitReached          a limit of the caller's own is used up for now
     |   `-- JournalFailed         the disk does not take what has to survive a restart
     |-- NoRoom                    a pool is short of pages; the engine makes room or waits
     |-- LeaseMoved                our mistake: a verb on a lease that was moved or released
     |-- TurnFailed                an exception inside one turn
     |-- EngineStopped             the engine no longer takes work
+    |   `-- EngineAway            it does again in a while; carries `retry_after_s`
+    |       |-- EngineRestarting  its process has ended, and a new one starts
+    |       `-- Draining          the server ends, and lets running turns finish
     |-- ModelError                a model cannot be found, read or run
     `-- ConfigError               a setting is missing, unknown or out of range
 
@@ -142,12 +153,12 @@ class SessionClosing(UserError):
 
 
 class TurnInFlight(UserError):
-    """A streaming session runs one turn at a time."""
+    """A streaming session, and the tip of any session, run one turn at a time."""
 
     code = "turn_in_flight"
 
-    def __init__(self) -> None:
-        super().__init__("Streaming session already has an active request.")
+    def __init__(self, message: str = "Streaming session already has an active request.") -> None:
+        super().__init__(message)
 
 
 class StreamingRefused(UserError):
@@ -180,6 +191,46 @@ class TurnUnfinished(UserError):
         self.turn_id = turn_id
 
 
+class GrammarFailed(UserError):
+    """The grammar of a turn became too complex, or leaves no way to go on."""
+
+    code = "grammar_failed"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The grammar cannot be followed any further: {reason}")
+        self.reason = reason
+
+
+class TipMismatch(UserError):
+    """The session's tip is not the expected one; `tip` is None where it has no turn."""
+
+    code = "tip_mismatch"
+
+    def __init__(self, expected: str, tip: str | None) -> None:
+        super().__init__(
+            f"expected_tip is {_short(expected)}, but the session's tip is "
+            f"{'none' if tip is None else _short(tip)}"
+        )
+        self.expected = expected
+        self.tip = tip
+
+
+class SessionFull(UserError):
+    """More tokens than the session's own `max_tokens` allows."""
+
+    code = "session_full"
+
+    def __init__(self, session_id: str, n_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"The context would have {n_tokens} tokens; max_tokens of session {session_id} is "
+            f"{limit}, and one token must be left for the answer. Compact or rewind the session, "
+            "or raise its limit"
+        )
+        self.session_id = session_id
+        self.n_tokens = n_tokens
+        self.limit = limit
+
+
 class DuplicateTurn(UserError):
     """A turn id that is already in use."""
 
@@ -188,6 +239,37 @@ class DuplicateTurn(UserError):
     def __init__(self, turn_id: str) -> None:
         super().__init__(f"Duplicate request id: {turn_id} is already in use")
         self.turn_id = turn_id
+
+
+class UnknownAdapter(UserError):
+    """No adapter of that name is loaded."""
+
+    code = "adapter_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"No adapter called {_short(name)} is loaded.")
+        self.name = name
+
+
+class AdapterRefused(UserError):
+    """An adapter that cannot be loaded; nothing was changed."""
+
+    code = "adapter_refused"
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"The adapter {_short(name)} cannot be loaded: {reason}.")
+        self.name = name
+        self.reason = reason
+
+
+class BadArchive(UserError):
+    """An exported session that cannot be taken in; nothing was changed."""
+
+    code = "bad_archive"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The exported session cannot be imported: {reason}.")
+        self.reason = reason
 
 
 class Overloaded(TenureError):
@@ -251,6 +333,42 @@ class EngineStopped(TenureError):
     """The engine no longer takes work."""
 
     code = "engine_stopped"
+
+    def __init__(self, message: str = "the engine has stopped") -> None:
+        super().__init__(message)
+
+
+class EngineAway(EngineStopped):
+    """The same request may be sent again after `retry_after_s` seconds."""
+
+    code = "engine_away"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineRestarting(EngineAway):
+    """The engine's process has ended, and a new one starts; sessions stand at their last turn."""
+
+    code = "engine_restarting"
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(
+            f"The engine is being restarted ({reason}). Every session stands at its last finished "
+            "turn; send the request again.",
+            retry_after_s,
+        )
+        self.reason = reason
+
+
+class Draining(EngineAway):
+    """The server is about to end; it takes nothing new, and lets running turns finish."""
+
+    code = "server_draining"
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("The server is shutting down and takes no new work.", retry_after_s)
 
 
 class ModelError(TenureError):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
 from tenure.core.plan import Choice
 from tenure.core.tokens import Tokens
+from tenure.core.turns import TurnKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,10 @@ Finish: TypeAlias = Stopped | LengthReached | Aborted
 class Usage:
     """Tokens of one turn. `n_prompt` includes the inherited history.
 
-    `n_cached` prompt tokens had their KV at hand when the turn first ran; `n_new` came with the
-    turn; `n_recomputed` belonged to the history but had to be computed again. `n_preempted` counts
-    how often the turn was taken off the pool and resumed.
+    `n_cached` prompt tokens had their KV at hand when the turn first ran, `n_restored` of them
+    because a slower tier gave it back; `n_new` came with the turn; `n_recomputed` belonged to the
+    history but had to be computed again. `n_preempted` counts how often the turn was taken off the
+    pool and resumed.
     """
 
     n_prompt: int
@@ -53,6 +56,7 @@ class Usage:
     n_new: int
     n_recomputed: int
     n_preempted: int = 0
+    n_restored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +69,71 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnResult:
+    """How a turn ended, to be told again; `request_digest` is that of the turn's TurnRequest."""
+
+    finish: Finish
+    usage: Usage
+    timings: Timings
+    request_digest: str | None = None
+
+
+class KvLoss(Enum):
+    """Why a session had no lease on the KV of a turn."""
+
+    PRESSURE = "pressure"
+    FLUSH = "flush"
+    EVICT = "evict"
+    RESTART = "restart"
+    NO_ROOM = "no_room"
+    NAMESPACE = "namespace"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
 class TurnTokens:
     """New output of a running turn: one Choice a token. `usage` so far comes with the first."""
 
     turn: str
     choices: tuple[Choice, ...]
     usage: Usage | None = None
+    replayed: bool = False
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """One row of `width` native-endian float32 a position, one after another.
+
+    The first `n_prompt` rows are the prompt's, the others the output's: all but its last token's,
+    after which nothing was computed.
+    """
+
+    rows: bytes
+    width: int
+    n_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The experts that tokens were sent to: `ids` is flat, [n_tokens, n_layers, n_used].
+
+    The tokens are those at positions from `start` on that were computed: the last token of an
+    output was only chosen. Experts stand by falling weight; a layer without any has -1.
+    """
+
+    start: int
+    n_layers: int
+    n_used: int
+    ids: Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFinished:
     """The last event of a turn. `input_scores[i]` scores prompt position `input_start + i`;
 
-    position 0 has no score (nothing stands before it) and is left out of the list.
+    position 0 has no score (nothing stands before it) and is left out of the list. `parent` is the
+    turn of its session that it continues. `replayed`: it had run before, and is only told again.
     """
 
     turn: str
@@ -87,6 +143,21 @@ class TurnFinished:
     usage: Usage
     timings: Timings
     input_scores: tuple[Choice, ...] = ()
+    hidden: HiddenStates | None = None
+    routed: RoutedExperts | None = None
+    parent: str | None = None
+    replayed: bool = False
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a fork comes from: the first `n_tokens` of a turn's history in another session."""
+
+    session: str
+    generation: int
+    turn: str
+    n_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +166,8 @@ class SessionOpened:
 
     session: str
     generation: int
+    origin: Origin | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +179,46 @@ class SessionClosed:
     reason: str
     freed_pages: int
     freed_tokens: int
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTurn:
+    """A turn of a session is done, and durable. `n_tokens` is the length of its history."""
+
+    session: str
+    generation: int
+    turn: str
+    parent: str | None
+    kind: TurnKind
+    n_tokens: int
+    result: TurnResult | None
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDemoted:
+    """An idle turn gave up its KV of `n_tokens`; its session goes on, and computes it again."""
+
+    session: str
+    generation: int
+    turn: str
+    n_tokens: int
+    reason: KvLoss
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRestored:
+    """KV that a session had given up for `reason` is there again, in turn `turn`."""
+
+    session: str
+    generation: int
+    turn: str
+    n_cached: int
+    n_recomputed: int
+    reason: KvLoss
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +235,10 @@ class StepDone:
 
 
 TurnEvent: TypeAlias = TurnTokens | TurnFinished
-Event: TypeAlias = TurnEvent | SessionOpened | SessionClosed | StepDone
+SessionEvent: TypeAlias = (
+    SessionOpened | SessionClosed | SessionTurn | SessionDemoted | SessionRestored
+)
+OutwardEvent: TypeAlias = TurnEvent | SessionEvent
+"""What leaves the engine."""
+
+Event: TypeAlias = OutwardEvent | StepDone

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from tenure.core.tokens import Tokens
 
@@ -30,9 +31,11 @@ class ChoiceSpec:
     """How to choose the token at absolute position `position` from the logits before it.
 
     The draw is a function of (seed, position) and the logits alone. Steps, in order: penalties over
-    `output` (ids this turn produced; left empty when all penalties are neutral), `bias`, `banned`;
-    greedy when `temperature` is 0; else logits / temperature, then top_k (-1 is off), top_p, min_p,
-    then an inverse-CDF draw over what is left, in id order.
+    `output` (ids this turn produced; left empty when all penalties are neutral), `bias`, `banned`
+    and `allowed`; greedy when `temperature` is 0; else logits / temperature, then top_k (-1 is
+    off), top_p, min_p, then an inverse-CDF draw over what is left, in id order.
+    `allowed` has one bit an id: id i in bit i % 8 of byte i // 8. An id whose bit is 0 or missing
+    is banned; None bans none.
     `given` scores a known token instead of drawing one. Log probabilities are the model's own: the
     log-softmax of the logits before any of these steps.
     """
@@ -49,6 +52,7 @@ class ChoiceSpec:
     output: tuple[int, ...] = ()
     bias: tuple[tuple[int, float], ...] = ()
     banned: tuple[int, ...] = ()
+    allowed: bytes | None = None
     logprobs: LogprobSpec | None = None
     given: int | None = None
 
@@ -66,6 +70,10 @@ class Choice:
     ids: tuple[tuple[float, int], ...] = ()
 
 
+Process: TypeAlias = Callable[[Any], None]
+"""Changes one row of logits in place, a float32 array [n_vocab]. Foreign code: it may raise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One request's share of a step: compute `tokens` at positions `[start, start + len(tokens))`.
@@ -74,6 +82,10 @@ class Row:
     group has the null page where positions have left the window, a recurrent group has one entry.
     `choice` is set when the last token's logits choose the next token. `scores` pairs an offset
     into `tokens` with a spec whose `given` is the token that follows it (input log probabilities).
+    `adapter` is the slot of the adapter that the row is computed with; None is the model alone.
+    `process` changes the logits that `choice` chooses from, before all else. `hidden_from` is an
+    offset into `tokens`: the hidden states of the tokens from there on are wanted.
+    From offset `routed_from` on, the result says which experts each token was sent to.
     """
 
     request: int
@@ -82,6 +94,10 @@ class Row:
     tables: tuple[Tokens, ...]
     choice: ChoiceSpec | None = None
     scores: tuple[tuple[int, ChoiceSpec], ...] = ()
+    adapter: int | None = None
+    process: Process | None = None
+    hidden_from: int | None = None
+    routed_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +114,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What became of a row. With `error` set, nothing of the row may be relied on."""
+    """What became of a row. With `error` set, nothing of the row may be relied on.
+
+    `hidden` has the states that were wanted, one after another, each the native-endian float32 of
+    the last layer's output after the final norm.
+    `routed` is flat, [n_tokens from `routed_from` on, n_layers, n_used], with -1 in layers that
+    have no experts.
+    """
 
     request: int
     choice: Choice | None = None
     scores: tuple[Choice, ...] = ()
     error: str | None = None
+    hidden: bytes = b""
+    routed: Tokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ branches share the chunks of their common past, and a turn costs the tokens that
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeAlias
@@ -21,6 +23,15 @@ def tokens(ids: Iterable[int] = ()) -> Tokens:
     return array("i", ids)
 
 
+def little_endian(ids: Tokens) -> bytes:
+    """Ids as little-endian int32, the same on every machine."""
+    if sys.byteorder == "little":
+        return ids.tobytes()
+    turned = ids[:]
+    turned.byteswap()
+    return turned.tobytes()
+
+
 class TokenSource(Protocol):
     """Anything from which a span of a token sequence can be read."""
 
@@ -31,6 +42,16 @@ class TokenSource(Protocol):
         ...
 
 
+class _Sha(Protocol):
+    """A hash in the making."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+    def copy(self) -> _Sha: ...
+
+
 class TokenLog:
     """An immutable token sequence that shares its past with the log it was made from.
 
@@ -38,13 +59,14 @@ class TokenLog:
     `before` may be longer than `start` (a branch from the middle), never shorter.
     """
 
-    __slots__ = ("_before", "_chunk", "_start")
+    __slots__ = ("__weakref__", "_before", "_chunk", "_sha", "_start")
 
     def __init__(self, before: TokenLog | None, start: int, chunk: Tokens) -> None:
         assert start == 0 if before is None else 0 <= start <= len(before)
         self._before = before
         self._start = start
         self._chunk = chunk
+        self._sha: _Sha | None = None
 
     @classmethod
     def of(cls, ids: Iterable[int] = ()) -> TokenLog:
@@ -96,6 +118,55 @@ class TokenLog:
     def all(self) -> Tokens:
         """Every id, in order; O(n)."""
         return self.read(0, len(self))
+
+    def parts(self) -> Iterator[tuple[TokenLog, int]]:
+        """This log and those it was made from, newest first, with how many tokens of each count.
+
+        Example: with a log of 9 tokens cut to 3 and then 2 tokens appended: (it, 5), (the cut, 3),
+        (the first, 3).
+        """
+        log, n = self, len(self)
+        yield log, n
+        while log._before is not None:
+            n = min(n, log._start)
+            log = log._before
+            yield log, n
+
+    def n_shared(self, other: TokenLog) -> int:
+        """How many first tokens both have because one was made from the other, or from a third.
+
+        O(chunks of both); tokens that are merely equal do not count.
+        """
+        theirs = {id(part): n for part, n in other.parts()}
+        for part, n in self.parts():
+            if id(part) in theirs:
+                return min(n, theirs[id(part)])
+        return 0
+
+    def digest(self) -> str:
+        """SHA-256 of the ids as little-endian int32, one after the other, in hexadecimal.
+
+        O(tokens after the last prefix that was asked for): a log keeps the state that it reached.
+        """
+        if self._sha is None:
+            self._sha = self._hashed()
+        return self._sha.hexdigest()
+
+    def _hashed(self) -> _Sha:
+        parts: list[Tokens] = []
+        log, end = self, len(self)
+        while end and not (log._sha is not None and end == len(log)):
+            if end > log._start:
+                parts.append(log._chunk[: end - log._start])
+                end = log._start
+            if log._before is None:
+                break
+            log = log._before
+        known = log._sha if end and end == len(log) else None
+        sha = hashlib.sha256() if known is None else known.copy()
+        for part in reversed(parts):
+            sha.update(little_endian(part))
+        return sha
 
     def _chain(self) -> Iterator[TokenLog]:
         log: TokenLog | None = self

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-from tenure.backend.base import BackendSettings, Executor
-from tenure.backend.registry import find_backend
+from tenure.backend.base import Backend, BackendSettings, Executor
+from tenure.backend.registry import find_backend, foreign_backend
 from tenure.core.clock import MonotonicClock
 from tenure.core.config import EngineConfig, EngineSettings
 from tenure.core.info import ModelInfo
 from tenure.core.progress import Progress
-from tenure.engine.local import LocalClient
+from tenure.engine.message_client import MessageClient
+from tenure.engine.place import KvBytes
 from tenure.engine.text import Text, load_text
 from tenure.engine.wire import Wiring, launch
 from tenure.kv.spec import KvSpec
 from tenure.model.default import default_model_path
-from tenure.model.load import Checkpoint, load_checkpoint
+from tenure.model.load import Checkpoint, CheckpointFormat, load_checkpoint
+from tenure.runner.adapters import ModelAdapters
+from tenure.runner.batch import Outlets
 from tenure.runner.memory import free_memory_bytes
 from tenure.runner.runner import Runner
 from tenure.runner.sizing import KvWish, size_kv
 from tenure.session.journal import Journal, NoJournal
 from tenure.store.journal import open_journal
+from tenure.store.pages import open_tier
 
 STEP_TOKENS = 256
 """Tokens of a step: enough for the kernels to reach full speed on prefill, few enough that the
@@ -37,7 +43,7 @@ def quiet(what: str, done: int, total: int) -> None:
     """A Progress that says nothing."""
 
 
-def start_engine(settings: EngineSettings, progress: Progress = quiet) -> LocalClient:
+def start_engine(settings: EngineSettings, progress: Progress = quiet) -> MessageClient:
     """Load the model, size the KV cache, and start the engine's thread.
 
     Raises ModelError and ConfigError, with what to do next.
@@ -45,9 +51,25 @@ def start_engine(settings: EngineSettings, progress: Progress = quiet) -> LocalC
     return launch(build(settings, progress))
 
 
+def locate(settings: EngineSettings, progress: Progress) -> tuple[EngineSettings, Checkpoint]:
+    """The model's files, fetched if need be; and settings that name just these.
+
+    Several engines that are built from these settings, one after the other, are the same.
+    Raises ModelError.
+    """
+    checkpoint = load_checkpoint(_where(settings.model, progress), progress=progress)
+    settings = replace(
+        settings,
+        model=str(checkpoint.path),
+        served_model_name=_name(settings, checkpoint),
+        seed=secrets.randbits(63) if settings.seed is None else settings.seed,
+    )
+    return settings, checkpoint
+
+
 def build(settings: EngineSettings, progress: Progress = quiet) -> Wiring:
     """Everything that `start_engine` starts, not running yet."""
-    checkpoint = load_checkpoint(_where(settings.model, progress), progress=progress)
+    settings, checkpoint = locate(settings, progress)
     text = load_text(checkpoint)
     model = _model_info(settings, checkpoint, text)
     # Before the weights are prepared: a folder that cannot be used is told at once.
@@ -66,7 +88,7 @@ def _wiring(
     progress: Progress,
 ) -> Wiring:
     text, model, journal = known
-    executor = find_backend(settings.backend).load(
+    executor = _backend(settings, checkpoint).load(
         checkpoint.spec,
         checkpoint.weights,
         BackendSettings(settings.device, settings.dtype, settings.kv_dtype, settings.threads),
@@ -75,18 +97,36 @@ def _wiring(
     step_tokens = STEP_TOKENS if settings.step_tokens is None else settings.step_tokens
     config = _config(settings, step_tokens)
     kv = _kv_spec(executor, checkpoint, config, settings)
+    outlets = Outlets(checkpoint.spec.d_model, model.n_layers, model.n_experts_used)
+    runner = Runner(executor, kv, outlets)
+    page_format = " ".join(
+        (model.fingerprint, executor.page_format(), f"page_size={kv.page_size}", sys.byteorder)
+    )
+    tier = None
+    if settings.journal is not None:
+        tier = open_tier(settings.journal, model.fingerprint, page_format)
     return Wiring(
-        runner=Runner(executor, kv),
+        runner=runner,
         kv=kv,
+        kv_bytes=KvBytes(executor, executor.kv_bytes_per_page(kv.page_size), page_format, tier),
         config=config,
         model=model,
         text=text,
-        eos_ids=frozenset(checkpoint.eos_token_ids) | text.tokenizer.eos_ids,
         backend=executor.describe(),
-        page_bytes=executor.kv_bytes_per_page(kv.page_size),
         clock=MonotonicClock(),
         journal=journal,
+        shelf=ModelAdapters(executor, checkpoint.spec),
+        adapters=settings.adapters,
+        hidden_size=checkpoint.spec.d_model,
     )
+
+
+def _backend(settings: EngineSettings, checkpoint: Checkpoint) -> Backend:
+    match checkpoint.format:
+        case CheckpointFormat.GGUF | CheckpointFormat.HF:
+            return find_backend(settings.backend)
+        case CheckpointFormat.FOREIGN:
+            return foreign_backend(settings.backend, checkpoint.path)
 
 
 def _where(model: str | None, progress: Progress) -> str | Path:
@@ -96,13 +136,14 @@ def _where(model: str | None, progress: Progress) -> str | Path:
 
 
 def _config(settings: EngineSettings, step_tokens: int) -> EngineConfig:
+    assert settings.seed is not None, "settings that were located have a seed"
     return EngineConfig(
         step_tokens=step_tokens,
         mixed_tokens=min(MIXED_TOKENS, step_tokens),
         max_running=settings.max_running,
         max_queue=settings.max_queue,
         order=settings.order,
-        seed=secrets.randbits(63) if settings.seed is None else settings.seed,
+        seed=settings.seed,
     )
 
 
@@ -110,20 +151,29 @@ def _kv_spec(
     executor: Executor, checkpoint: Checkpoint, config: EngineConfig, settings: EngineSettings
 ) -> KvSpec:
     wish = KvWish(
-        settings.page_size, settings.max_kv_tokens, config.max_running, config.step_tokens
+        settings.page_size,
+        settings.max_kv_tokens,
+        config.max_running,
+        config.step_tokens,
+        settings.recurrent_checkpoints,
     )
     page_bytes = executor.kv_bytes_per_page(settings.page_size)
     return size_kv(checkpoint.spec, page_bytes, wish, free_memory_bytes())
 
 
+def _name(settings: EngineSettings, checkpoint: Checkpoint) -> str:
+    return settings.served_model_name or settings.model or checkpoint.path.stem
+
+
 def _model_info(settings: EngineSettings, checkpoint: Checkpoint, text: Text) -> ModelInfo:
-    name = settings.served_model_name or settings.model or checkpoint.path.stem
     return ModelInfo(
-        name=name,
+        name=_name(settings, checkpoint),
         path=str(checkpoint.path),
         family=checkpoint.spec.family,
         fingerprint=checkpoint.weights.fingerprint,
         n_vocab=checkpoint.spec.n_vocab,
         context_len=checkpoint.spec.context_len,
         has_chat_template=text.chat is not None,
+        n_layers=len(checkpoint.spec.layers),
+        n_experts_used=checkpoint.spec.n_experts_used,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tenure.core.events import Aborted, Finish, LengthReached, Stopped
 from tenure.core.params import SamplingParams
-from tenure.engine.stops import StopMatch, StopRules, StopScanner, stop_ids
+from tenure.engine.stops import StopMatch, StopRules, StopScanner
 from tenure.model.tokenizer import Tokenizer
 
 
@@ -29,7 +29,7 @@ DEFAULT_OPTIONS = TextOptions()
 
 
 class TurnText:
-    """The text of one turn.
+    """The text of one turn, which the ids in `ends` end.
 
     Text that was once given out never changes: an unfinished character, a token that may have
     ended the turn, and text that may be part of a stop string or regex are held back until it is
@@ -37,12 +37,16 @@ class TurnText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, options: TextOptions = DEFAULT_OPTIONS
+        self,
+        tokenizer: Tokenizer,
+        ends: frozenset[int],
+        params: SamplingParams,
+        options: TextOptions = DEFAULT_OPTIONS,
     ) -> None:
         rules = StopRules.of(params)
         self._tokenizer = tokenizer
         self._options = options
-        self._stop_ids = stop_ids(params, tokenizer.eos_ids)
+        self._stop_ids = ends
         self._min_new = params.min_new_tokens
         self._stream = tokenizer.stream(skip_special=False)
         self._scanner = StopScanner(rules) if rules else None

@@ -12,11 +12,8 @@ Every way for a turn to end (stop, length, abort, disconnect, replace, failure) 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from uuid import uuid4
-
-import structlog
 
 from tenure.core.clock import Clock
 from tenure.core.errors import DuplicateTurn, JournalFailed, UserError
@@ -24,195 +21,179 @@ from tenure.core.events import (
     Aborted,
     Event,
     Finish,
+    KvLoss,
     SessionClosed,
     StepDone,
+    TurnFinished,
     TurnTokens,
 )
 from tenure.core.info import ContextInfo
-from tenure.core.params import SamplingParams
-from tenure.core.plan import Plan, Result, RowResult, StepRunner
+from tenure.core.plan import Plan, Result, RowResult
+from tenure.core.tenant import EVERYBODY, LimitReached, Tenant, owned
 from tenure.core.tokens import TokenLog, Tokens
 from tenure.core.turns import ContextQuery, OnAbort, OpenSession, TurnRequest
 from tenure.engine.commits import Commits, EndedTurn
-from tenure.engine.limits import EngineLimits
-from tenure.engine.outcome import finished, usage
-from tenure.engine.stops import stop_ids
-from tenure.engine.tally import Tally
+from tenure.engine.edits import EditParts, Edits
+from tenure.engine.keeping import Keeping
+from tenure.engine.limits import in_session
+from tenure.engine.outcome import detail, finished, replay, told, usage
+from tenure.engine.parts import EngineParts, Live
 from tenure.kv.lease import Lease
-from tenure.kv.manager import KvCache
-from tenure.sched.request import Request, RequestSpec, StopWatch
-from tenure.sched.scheduler import Progress, Scheduler
+from tenure.sched.request import Request, RequestSpec
+from tenure.sched.scheduler import Progress
 from tenure.session.branch import ForkRunning, Fresh, KvStart, Moved
-from tenure.session.journal import Done, Journal, ignore
-from tenure.session.session import Assembly, Session
-from tenure.session.store import SessionStore
-
-log = structlog.get_logger(__name__)
+from tenure.session.journal import Done, ignore
+from tenure.session.session import Assembly, OutputSoFar, Session
 
 Emit = Callable[[Event], None]
-MakeWatch = Callable[[SamplingParams], StopWatch | None]
 
 USER_ABORT = Aborted("The turn was aborted by its caller.")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Live:
-    """A turn in flight, with the session it belongs to (or the tag that its KV will carry)."""
-
-    request: Request
-    session: Session | None
-    tag: tuple[str, int] | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EngineParts:
-    """What the composition root hands to the engine."""
-
-    kv: KvCache
-    scheduler: Scheduler
-    sessions: SessionStore
-    journal: Journal
-    runner: StepRunner
-    make_watch: MakeWatch
-    tally: Tally
-
-
-def _told(row: RowResult) -> RowResult:
-    """The row as a client may see it: an error goes to the log, under an id."""
-    if row.error is None:
-        return row
-    error_id = uuid4().hex[:12]
-    log.error("turn_failed", error_id=error_id, error=row.error)
-    return replace(row, error=f"Internal error {error_id}; the server's log has the details.")
 
 
 class Engine:
     """Owns every turn in flight. Not thread-safe: one thread calls all verbs.
 
-    Invariant: a turn is in `_live` exactly from `submit` to `_settle`, and during that time its
-    request is in the scheduler. A session's turn that ends with something to keep is in `_commits`
-    after that, until the journal has it.
+    Invariant: a turn is in `_live`, by tenant and id, exactly from `submit` to `_settle`, and in
+    that time its request is in the scheduler. A session's turn that ends with something to keep is
+    in `_commits` after that, until the journal has it.
     """
 
-    def __init__(self, parts: EngineParts, limits: EngineLimits, clock: Clock, emit: Emit) -> None:
+    def __init__(self, parts: EngineParts, clock: Clock, emit: Emit) -> None:
         self._kv = parts.kv
         self._scheduler = parts.scheduler
         self.sessions = parts.sessions
         self.journal = parts.journal
-        self._commits = Commits(parts.journal, parts.sessions, clock, emit)
+        page_size = parts.kv.spec.page_size
+        self._commits = Commits(parts.journal, parts.sessions, page_size, clock, emit)
+        self.admission = parts.admission
+        limits = parts.admission.limits
+        edit_parts = EditParts(parts.kv, parts.sessions, parts.journal, self._commits, limits)
+        self.edits = Edits(edit_parts, self._start_lease)
         self._runner = parts.runner
-        self._make_watch = parts.make_watch
-        self._limits = limits
         self._clock = clock
         self._emit = emit
-        self._live: dict[str, _Live] = {}
-        self._next_number = 0
+        self._live: dict[str, Live] = {}
+        self._by_node: dict[tuple[int, str], Live] = {}
         self.n_demotions = 0
         self.tally = parts.tally
+        self.adapters = parts.adapters
+        self.tiers = parts.tiers
+        self.keeping = Keeping(parts.journal, self._let_go)
         parts.kv.set_demote(self._demote)
 
     # -- sessions
 
-    def open(self, command: OpenSession, done: Done = ignore) -> str:
+    def open(self, command: OpenSession, done: Done = ignore, tenant: Tenant = EVERYBODY) -> str:
         """Open a session; `done` learns whether it would survive a restart, and if not, it is gone.
 
         Raises SessionExists or Overloaded.
         """
         self.journal.check()
-        session = self.sessions.open(command)
+        session = self.sessions.open(command, tenant=tenant)
         self.journal.write(self.sessions.record(session), partial(self._opened, session, done))
         return session.id
 
     def _opened(self, session: Session, done: Done, error: JournalFailed | None) -> None:
         if error is not None:
             failed = Aborted(error.message, 503, error.code)
-            for turn in session.running:
-                if turn in self._live:
-                    self._settle(self._live[turn], failed, OnAbort.ROLLBACK)
+            self._end(session, failed, OnAbort.ROLLBACK)
             self.sessions.discard(session)
         done(error)
 
-    def close(self, session_id: str) -> SessionClosed | None:
+    def _end(self, session: Session, why: Aborted, on_abort: OnAbort | None = None) -> None:
+        """End the turns of a session that run; `on_abort` None: as each of them asks."""
+        for node in session.running:
+            live = self._by_node.get((session.generation, node))
+            if live is not None:
+                self._settle(live, why, on_abort or live.request.spec.turn.on_abort)
+
+    def close(
+        self, session_id: str, abort: bool = False, tenant: Tenant = EVERYBODY
+    ) -> SessionClosed | None:
         """Close a session and drop its tags; None while a turn of it still runs.
 
-        Raises SessionNotFound where neither a session nor a tag of that id is known.
+        With `abort` its turns are ended. Raises SessionNotFound where neither a session nor a tag
+        of that id is known.
         """
-        freed = self._kv.tags.release(session_id)
-        if freed.nodes and session_id not in self.sessions:
-            return SessionClosed(session_id, 0, "closed", freed.pages, freed.tokens)
-        return self.sessions.close(session_id)
+        name = tenant.name
+        freed = self._kv.tags.release(owned(name, session_id))
+        if freed.nodes and not self.sessions.has(session_id, name):
+            return SessionClosed(session_id, 0, "closed", freed.pages, freed.tokens, name)
+        closed = self.sessions.close(session_id, name)
+        if abort and closed is None:
+            self._end(self.sessions.get(session_id, name), USER_ABORT)
+        return closed
+
+    def _let_go(self, tenant: str, session_id: str) -> None:
+        """Close a session that nothing kept names any more."""
+        if self.sessions.has(session_id, tenant):
+            self.sessions.close(session_id, tenant)
 
     # -- a turn enters
 
-    def submit(self, turn: TurnRequest) -> None:
+    def submit(self, turn: TurnRequest, tenant: Tenant = EVERYBODY) -> None:
         """Queue a turn. Raises UserError or Overloaded, and has changed nothing then."""
         try:
-            self._submit(turn)
-        except UserError:
+            self._submit(turn, tenant)
+        except (UserError, LimitReached):
             self.tally.count("turns_rejected")
             raise
 
-    def _submit(self, turn: TurnRequest) -> None:
-        if turn.id in self._live:
+    def _submit(self, turn: TurnRequest, tenant: Tenant) -> None:
+        if owned(tenant.name, turn.id) in self._live:
             raise DuplicateTurn(turn.id)
-        self._limits.check_ids(turn.tokens)
-        watch = self._make_watch(turn.params)
         if turn.session is None:
-            self._check_room(len(turn.tokens))
-            spec = self._spec(turn, TokenLog.of(turn.tokens), 0, watch)
+            turn, means = self.admission.means(turn, tenant)
+            spec = self.admission.spec(turn, TokenLog.of(turn.tokens), 0, means, None)
             self._enqueue(spec, None, None)
             return
-        session = self.sessions.get(turn.session.id)
+        ref, session = turn.session, self.sessions.get(turn.session.id, tenant.name)
+        if turn.request_digest is not None and turn.node in session.turns:
+            for event in replay(turn, session.turns.get(turn.node), tenant.name):
+                self._emit(event)
+            return
         self.journal.check()
-        if turn.session.replace:
+        if ref.replace:
             self._wait_for_disk(session)
+        turn, means = self.admission.means(in_session(turn, session.options), tenant)
         assembly = session.assemble(
-            turn.session, turn.id, turn.tokens, self._limits.bos_id, self._output_so_far
+            ref, turn.node, turn.tokens, self.admission.bos_id, self._output_of(session)
         )
-        self._check_room(len(assembly.prompt))
-        spec = self._spec(turn, assembly.prompt, assembly.n_inherited, watch)
+        assembly = replace(assembly, namespace=turn.namespace, adapter=turn.adapter)
+        prompt, n_inherited = assembly.prompt, assembly.n_inherited
+        spec = self.admission.spec(turn, prompt, n_inherited, means, session.options)
         self._make_way(session, assembly)
         start = self.sessions.register(session, assembly)
         self._enqueue(spec, session, self._start_lease(session, start))
 
-    def _check_room(self, n_prompt: int) -> None:
-        self._limits.check_length(n_prompt)
-        self._scheduler.check_room_in_queue()
-
-    def _spec(
-        self, turn: TurnRequest, prompt: TokenLog, n_inherited: int, watch: StopWatch | None
-    ) -> RequestSpec:
-        return RequestSpec(
-            number=self._next_number,
-            turn=turn,
-            prompt=prompt,
-            n_inherited=n_inherited,
-            max_len=self._limits.max_len,
-            seed=self._limits.seed_of(turn),
-            stop_ids=stop_ids(turn.params, self._limits.eos_ids),
-            watch=watch,
-            arrival_s=self._clock.now(),
-        )
-
     def _enqueue(self, spec: RequestSpec, session: Session | None, lease: Lease | None) -> None:
         turn = spec.turn
-        self._next_number += 1
+        self.admission.enter(spec)
         request = Request(spec, lease)
-        tag = None if turn.tag is None else (turn.tag, self._kv.tags.current(turn.tag))
-        self._live[turn.id] = _Live(request, session, tag)
+        tag = None
+        if turn.tag is not None:
+            name = owned(spec.tenant.name, turn.tag)
+            tag = name, self._kv.tags.current(name)
+        live = self._live[spec.key] = Live(request, session, tag)
+        if session is not None:
+            self._by_node[session.generation, turn.node] = live
         self._scheduler.add(request)
+        self.tiers.enter(request, goes_on=session is not None or tag is not None)
         self.tally.count("turns_accepted")
+        self._keep_to_quota(spec.tenant)
 
     def _make_way(self, session: Session, assembly: Assembly) -> None:
         """A replace ends what stands in its way."""
         replaced = Aborted(f"The turn was replaced by turn {assembly.turn_id}.")
         for victim in assembly.victims:
-            if victim in self._live:
-                self._settle(self._live[victim], replaced, OnAbort.ROLLBACK)
+            live = self._by_node.get((session.generation, victim))
+            if live is not None:
+                self._settle(live, replaced, OnAbort.ROLLBACK)
             else:
                 self.sessions.remove(session, victim)
         if assembly.commits is not None:
-            self._settle(self._live[assembly.commits], replaced, OnAbort.COMMIT)
+            live = self._by_node[session.generation, assembly.commits]
+            self._settle(live, replaced, OnAbort.COMMIT)
             self._wait_for_disk(session)
             if assembly.commits not in session.turns:
                 raise JournalFailed("the turn to be replaced could not be kept", 1.0)
@@ -231,10 +212,14 @@ class Engine:
             case ForkRunning(turn, at) if (session.generation, turn) in self._commits:
                 return self._commits.fork(session, turn, at)
             case ForkRunning(turn, at):
-                return self._scheduler.fork(self._live[turn].request, at)
+                return self._scheduler.fork(self._by_node[session.generation, turn].request, at)
 
-    def _output_so_far(self, turn_id: str) -> Tokens:
-        return self._live[turn_id].request.output[:]
+    def _output_of(self, session: Session) -> OutputSoFar:
+        def so_far(node: str) -> Tokens:
+            request = self._by_node[session.generation, node].request
+            return request.output[: request.n_told]
+
+        return so_far
 
     # -- a step
 
@@ -242,11 +227,13 @@ class Engine:
         """Run one step; False when there was nothing to do."""
         self.sessions.expire()
         began = self._clock.now()
-        plan = self._scheduler.plan()
+        self.tiers.land()
+        plan = self._scheduler.plan(thrashing=self.sessions.thrash.high)
         if plan is None:
-            return False
+            return self.tiers.land()
         planned = self._clock.now()
         result = self._execute(plan)
+        self.tiers.ran(plan, result)
         self._kv.step_done()
         executed = self._clock.now()
         for progress in self._scheduler.apply(plan, result):
@@ -270,40 +257,54 @@ class Engine:
             result = self._runner.execute(plan)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            return Result(tuple(_told(RowResult(row.request, error=text)) for row in plan.rows))
-        return replace(result, rows=tuple(map(_told, result.rows)))
+            return Result(tuple(told(RowResult(row.request, error=text)) for row in plan.rows))
+        return replace(result, rows=tuple(map(told, result.rows)))
 
     def _report(self, progress: Progress) -> None:
-        request = progress.request
-        turn_id = request.spec.turn.id
+        request, spec = progress.request, progress.request.spec
         if progress.choices:
-            first = len(request.output) == len(progress.choices)
-            self._emit(TurnTokens(turn_id, progress.choices, usage(request) if first else None))
+            first = request.n_told == len(progress.choices)
+            so_far = usage(request) if first else None
+            name = spec.tenant.name
+            self._emit(TurnTokens(spec.turn.id, progress.choices, so_far, tenant=name))
         if progress.finish is not None:
-            self._settle(self._live[turn_id], progress.finish, request.spec.turn.on_abort)
+            self._settle(self._live[spec.key], progress.finish, spec.turn.on_abort)
 
     # -- a turn leaves
 
-    def abort(self, turn_id: str, why: Aborted = USER_ABORT) -> bool:
+    def abort(self, turn_id: str, tenant: Tenant = EVERYBODY) -> bool:
         """End a turn wherever it is; False when it is not in flight."""
-        live = self._live.get(turn_id)
-        if live is None:
+        live = self._live.get(owned(tenant.name, turn_id))
+        return live is not None and self._abort(live, USER_ABORT)
+
+    def abort_all(self, why: Aborted = USER_ABORT, tenant: Tenant | None = None) -> int:
+        """End every turn in flight, of one tenant or of all; returns how many."""
+        turns = [
+            live
+            for live in self._live.values()
+            if tenant is None or live.request.spec.tenant.name == tenant.name
+        ]
+        return sum(self._abort(live, why) for live in turns)
+
+    def _abort(self, live: Live, why: Aborted) -> bool:
+        """False where another abort has ended it meanwhile."""
+        spec = live.request.spec
+        if self._live.get(spec.key) is not live:
             return False
-        self._settle(live, why, live.request.spec.turn.on_abort)
+        self._settle(live, why, spec.turn.on_abort)
         return True
 
-    def abort_all(self, why: Aborted = USER_ABORT) -> int:
-        turns = list(self._live)
-        for turn_id in turns:
-            self.abort(turn_id, why)
-        return len(turns)
-
-    def _settle(self, live: _Live, finish: Finish, on_abort: OnAbort) -> None:
-        request = live.request
-        del self._live[request.spec.turn.id]
+    def _settle(self, live: Live, finish: Finish, on_abort: OnAbort) -> None:
+        request, turn = live.request, live.request.spec.turn
+        del self._live[request.spec.key]
+        request.forget_untold()
         lease = self._scheduler.remove(request)
-        session_id = None if live.session is None else live.session.id
-        event = finished(request, session_id, finish, self._clock.now())
+        self.admission.leave(request.spec)
+        self.tiers.leave(request)
+        limits = self.admission.limits
+        event = finished(request, live.session, finish, self._clock.now(), limits)
+        if live.session is not None:
+            del self._by_node[live.session.generation, turn.node]
         match finish:
             case Aborted() if on_abort is OnAbort.ROLLBACK:
                 self._roll_back(live, lease)
@@ -311,22 +312,30 @@ class Engine:
             case _ if live.session is not None:
                 if lease is not None:
                     lease.publish(request, lease.committed)
-                self._commits.add(EndedTurn(live.session, request, lease, event))
+                told = partial(self._told, event)
+                kept, output = detail(request, event), request.output
+                ended = EndedTurn(live.session, turn.node, request, output, lease, told, kept)
+                self._commits.add(replace(ended, hold_s=turn.hold_s or 0.0))
             case _:
                 self._keep_cached(live, lease)
                 self._emit(event)
 
-    def _keep_cached(self, live: _Live, lease: Lease | None) -> None:
+    def _told(self, event: TurnFinished, error: JournalFailed | None) -> None:
+        if error is not None:
+            event = replace(event, finish=Aborted(error.message, 503, error.code))
+        self._emit(event)
+
+    def _keep_cached(self, live: Live, lease: Lease | None) -> None:
         if lease is not None:
             lease.publish(live.request, lease.committed)
             if live.tag is not None:
                 self._kv.tags.attach(*live.tag, lease)
             lease.release()
 
-    def _roll_back(self, live: _Live, lease: Lease | None) -> None:
+    def _roll_back(self, live: Live, lease: Lease | None) -> None:
         request = live.request
         if live.session is not None:
-            self.sessions.roll_back(live.session, request.spec.turn.id, lease)
+            self.sessions.roll_back(live.session, request.spec.turn.node, lease)
         elif lease is not None:
             lease.publish(request, min(lease.committed, request.n_prompt))
             lease.release()
@@ -344,30 +353,45 @@ class Engine:
             return True
         return False
 
+    def _keep_to_quota(self, tenant: Tenant) -> None:
+        """Demote a tenant's idle sessions, so that its turns in flight have the KV it may use."""
+        most = tenant.limits.kv_tokens
+        in_use = self.admission.quotas.of(tenant.name).n_tokens
+        idle = self.sessions.idle
+        while most is not None and in_use + idle.n_tokens_of(tenant.name) > most:
+            if not self.sessions.demote_coldest(tenant=tenant.name):
+                return
+            self.n_demotions += 1
+
     def flush(self) -> int:
         """Demote every idle session and empty the prefix tree; returns pages freed."""
-        while self.sessions.demote_coldest():
+        while self.sessions.demote_coldest(KvLoss.FLUSH):
             self.n_demotions += 1
         return self._kv.flush()
 
     # -- reading
 
-    def context(self, query: ContextQuery) -> ContextInfo:
+    def context(self, query: ContextQuery, tenant: Tenant = EVERYBODY) -> ContextInfo:
         """What a turn there would inherit. Raises what the turn would be refused with."""
-        session = self.sessions.get(query.ref.id)
-        ref = replace(query.ref, parent=session.tip) if query.at_tip else query.ref
-        turn, history = session.context(ref, self._output_so_far)
+        session = self.sessions.get(query.ref.id, tenant.name)
+        turn, history = session.context(query.ref, self._output_of(session))
         tail = history.read(max(0, len(history) - query.n_tail), len(history))
         return ContextInfo(session.generation, session.streaming, turn, len(history), tail)
+
+    def leases_of(self, session: Session) -> list[Lease]:
+        """What its turns hold that run, or wait for the journal; to look at."""
+        live = (self._by_node.get((session.generation, node)) for node in session.running)
+        running = (one.request.lease for one in live if one is not None)
+        return [*filter(None, running), *self._commits.leases_of(session)]
 
     @property
     def n_submitted(self) -> int:
         """Turns accepted since start."""
-        return self._next_number
+        return self.admission.n_admitted
 
     @property
     def live(self) -> tuple[str, ...]:
-        """The turns in flight, in order of arrival."""
+        """The turns in flight, in order of arrival, as `RequestSpec.key` names them."""
         return tuple(self._live)
 
     @property

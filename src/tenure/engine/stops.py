@@ -1,6 +1,6 @@
 """Where a turn's text must stop: stop tokens, stop strings and stop regexes.
 
-The engine decides with a StopWatcher, and with `stop_ids`. The client side runs the same
+The engine decides with a StopWatcher, and with `ends_of`. The client side runs the same
 StopScanner over the same tokens, so that it knows which text may be shown and where to cut.
 """
 
@@ -15,6 +15,7 @@ import re2  # pyright: ignore[reportMissingTypeStubs]
 from tenure.core.errors import InvalidField
 from tenure.core.events import Stopped
 from tenure.core.params import SamplingParams
+from tenure.core.turns import TurnRequest
 from tenure.model.tokenizer import TextStream, Tokenizer
 
 MAX_PATTERNS = 8
@@ -196,13 +197,15 @@ def make_watch(
     return StopWatcher(rules, params.min_new_tokens, tokenizer.stream(skip_special=False)).feed
 
 
-def stop_ids(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
-    """The ids that end a turn with these parameters, where the model ends with `eos_ids`.
+def ends_of(turn: TurnRequest, eos_ids: frozenset[int]) -> frozenset[int]:
+    """The ids that end a turn of a model that ends with `eos_ids`.
 
-    `ignore_eos` lets the model's own EOS pass; `stop_token_ids` still count.
+    `ignore_eos` lets the model's own EOS pass, unless a grammar says where the output ends, which
+    EOS marks; `stop_token_ids` still count.
     """
-    eos = frozenset[int]() if params.ignore_eos else eos_ids
-    return eos.union(params.stop_token_ids) if params.stop_token_ids else eos
+    passes = turn.params.ignore_eos and turn.grammar is None
+    eos = frozenset[int]() if passes else eos_ids
+    return eos.union(turn.params.stop_token_ids) if turn.params.stop_token_ids else eos
 
 
 def _compile(text: str) -> _Pattern:

@@ -8,7 +8,10 @@ from tenure.core.events import (
     Aborted,
     Event,
     SessionClosed,
+    SessionDemoted,
     SessionOpened,
+    SessionRestored,
+    SessionTurn,
     StepDone,
     TurnFinished,
     TurnTokens,
@@ -28,6 +31,8 @@ class Tally:
 
     def see(self, event: Event) -> None:
         match event:
+            case TurnTokens(replayed=True) | TurnFinished(replayed=True):
+                pass
             case TurnTokens(choices=choices):
                 self.count("output_tokens", len(choices))
             case TurnFinished(finish=finish, usage=usage):
@@ -40,6 +45,8 @@ class Tally:
                         self.count("turns_finished")
                 self.count("prompt_tokens", usage.n_prompt)
                 self.count("cached_tokens", usage.n_cached)
+                self.count("restored_tokens", usage.n_restored)
+                self.count("recomputed_tokens", usage.n_recomputed)
             case SessionOpened():
                 self.count("sessions_opened")
             case SessionClosed(reason=reason):
@@ -50,8 +57,10 @@ class Tally:
                 self._s["forward"] += step.forward_s
                 self._s["choose"] += step.choose_s
                 self._s["step"] += step.plan_s + step.forward_s + step.choose_s + step.apply_s
+            case SessionTurn() | SessionDemoted() | SessionRestored():
+                pass
 
-    def freeze(self, *, preemptions: int, demotions: int) -> Counters:
+    def freeze(self, *, preemptions: int, demotions: int, early_returns: int) -> Counters:
         n, s = self._n, self._s
         return Counters(
             turns_accepted=n["turns_accepted"],
@@ -64,9 +73,12 @@ class Tally:
             sessions_expired=n["sessions_expired"],
             prompt_tokens=n["prompt_tokens"],
             cached_tokens=n["cached_tokens"],
+            restored_tokens=n["restored_tokens"],
+            recomputed_tokens=n["recomputed_tokens"],
             output_tokens=n["output_tokens"],
             preemptions=preemptions,
             demotions=demotions,
+            early_returns=early_returns,
             steps=n["steps"],
             step_tokens=n["step_tokens"],
             step_s=s["step"],

@@ -13,10 +13,14 @@ from tenure.model.tokenizer.load import load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """`chat` is None where the checkpoint has no chat template and none can be assumed."""
+    """`chat` is None where the checkpoint has no chat template and none can be assumed.
+
+    `eos_ids` end a turn: those that the checkpoint names, and the tokenizer's.
+    """
 
     tokenizer: Tokenizer
     chat: ChatTemplate | None
+    eos_ids: frozenset[int]
     longest_token: int = field(init=False)
     """Bytes of the vocabulary's longest token."""
 
@@ -39,7 +43,8 @@ def load_text(checkpoint: Checkpoint) -> Text:
     match checkpoint.format:
         case CheckpointFormat.GGUF:
             source = checkpoint.metadata
-        case CheckpointFormat.HF:
+        case CheckpointFormat.HF | CheckpointFormat.FOREIGN:
             source = checkpoint.path
     tokenizer = load_tokenizer(source)
-    return Text(tokenizer, find_chat_template(source, tokenizer))
+    eos_ids = tokenizer.eos_ids.union(checkpoint.eos_token_ids)
+    return Text(tokenizer, find_chat_template(source, tokenizer), eos_ids)

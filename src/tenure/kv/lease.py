@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from tenure.core.errors import LeaseMoved
+from tenure.core.info import Freed
 from tenure.core.tokens import Tokens, TokenSource
 from tenure.kv.ledger import Holding, Ledger
 from tenure.kv.node import Node
+from tenure.kv.pool import Pages, held, pages
 
 
 class Lease:
@@ -66,6 +68,25 @@ class Lease:
             table.grow(n_pages)
         h.n_pages = n_pages
 
+    def adopt(self, end: int) -> tuple[Pages, ...]:
+        """Commit the pages up to page position `end`, whose KV comes from elsewhere.
+
+        For a lease that was acquired just now. Returns, for each group, the pages of positions
+        `[committed, end)` that the caller has to fill before the next plan; null for those that
+        nobody will read (`KvCache.absent`). Raises NoRoom.
+        """
+        h = self._own()
+        start = h.node.end
+        assert h.committed == start * self._ledger.page_size, "adopt behind private KV"
+        assert start == h.n_pages < end, "adopt nothing, or into room that was made before"
+        rules = self._ledger.rules
+        self._ledger.make_room([len(rule.absent(start, end)) for rule in rules])
+        self._own()
+        rows = tuple(table.adopt(start, end, h.node) for table in h.tables)
+        h.n_pages = end
+        h.committed = end * self._ledger.page_size
+        return rows
+
     def step_limit(self, n: int) -> int:
         """How many of the next `n` tokens one step may write; at least one of one or more.
 
@@ -119,6 +140,35 @@ class Lease:
         h.n_pages = self._pages_of(n)
         self._ledger.tree.unpin(old)
         return n
+
+    def shed(self, n: int) -> Freed:
+        """`truncate(n)`, and free what the prefix tree keeps past it for nobody else.
+
+        The chain that ends with this lease is freed up to the first node that has another pin, a
+        child or a tag. Returns what was freed.
+        """
+        h, tree = self._own(), self._ledger.tree
+        old, n_private, n_tokens = h.node, self._n_private(), h.committed
+        tree.pin(old)
+        self.truncate(n)
+        pruned = tree.prune(old, h.node)
+        return Freed(
+            pruned.nodes,
+            max(0, pruned.pages + n_private - self._n_private()),
+            n_tokens - h.committed,
+        )
+
+    def exclusive(self) -> Freed:
+        """What nobody holds but this lease: its private pages, and the tree's that it alone pins.
+
+        Changes nothing.
+        """
+        h = self._own()
+        n_nodes, n_pages, at, n_pins = 0, self._n_private(), h.node, 1
+        while at.parent is not None and at.pins == n_pins and len(at.children) <= n_nodes:
+            n_pages += at.n_held
+            n_nodes, at, n_pins = 1, at.parent, 0
+        return Freed(n_nodes, n_pages, max(0, h.committed - at.end * self._ledger.page_size))
 
     def abandon_step(self) -> int:
         """A step ran past `committed` and will not be committed, because it failed.
@@ -203,10 +253,24 @@ class Lease:
         """
         return tuple(table.snapshot() for table in self._own().tables)
 
+    def pages(self) -> list[tuple[Pages, Pages]]:
+        """For each group, the pages that are its own, and those that it reads in the tree."""
+        h = self._own()
+        split: list[tuple[Pages, Pages]] = []
+        for table in h.tables:
+            own = table.private(h.node)
+            mine = set(own)
+            split.append((own, pages(p for p in held(table.snapshot()) if p not in mine)))
+        return split
+
     def _own(self) -> Holding:
         if self._handle != self._holding.handle:
             raise LeaseMoved("a verb on a lease that was moved from or released")
         return self._holding
+
+    def _n_private(self) -> int:
+        h = self._own()
+        return sum(len(table.private(h.node)) for table in h.tables)
 
     def _pages_of(self, n: int) -> int:
         return -(-n // self._ledger.page_size)

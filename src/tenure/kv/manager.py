@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
+from tenure.core.info import Freed
 from tenure.core.plan import PageCopy
 from tenure.core.tokens import TOKEN_MAX, Tokens
 from tenure.kv.audit import Audit, GroupOccupancy, audit, occupancy
@@ -14,7 +15,8 @@ from tenure.kv.groups.recurrent import RecurrentRule
 from tenure.kv.groups.sliding import SlidingRule
 from tenure.kv.lease import Lease, acquire
 from tenure.kv.ledger import Ledger, never
-from tenure.kv.pool import Pool
+from tenure.kv.node import read_path
+from tenure.kv.pool import Pages, Pool, pages
 from tenure.kv.spec import FullGroup, Group, KvSpec, RecurrentGroup, SlidingGroup
 from tenure.kv.tags import TagIndex
 
@@ -56,6 +58,30 @@ class KvCache:
             return 0
         _, n_pages = tree.match(tree.roots[namespace], tokens.tobytes())
         return n_pages * self.spec.page_size
+
+    def stored(self, namespace: str, tokens: Tokens) -> tuple[Pages, ...]:
+        """Each group's pages of the prefix that `acquire` would find, one entry a page position.
+
+        Null where there is none: left of a window, or but for a checkpoint. Changes nothing.
+        """
+        tree = self._ledger.tree
+        if namespace not in tree.roots:
+            return tuple(pages() for _ in self._ledger.rules)
+        node, n_pages = tree.match(tree.roots[namespace], tokens.tobytes())
+        groups = range(len(self._ledger.rules))
+        return tuple(read_path(node, group, 0, n_pages) for group in groups)
+
+    def absent(self, start: int, end: int) -> tuple[range, ...]:
+        """For each group, the page positions that `Lease.adopt` of `[start, end)` wants filled."""
+        return tuple(rule.absent(start, end) for rule in self._ledger.rules)
+
+    def forget(self, namespace: str, tokens: Tokens) -> Freed:
+        """Free what the prefix tree keeps of a sequence for nobody else; see `Lease.shed`."""
+        tree = self._ledger.tree
+        if namespace not in tree.roots:
+            return Freed()
+        node, n_pages = tree.match(tree.roots[namespace], tokens.tobytes())
+        return tree.free_chain(node) if node.end == n_pages else Freed()
 
     def drain_copies(self) -> tuple[PageCopy, ...]:
         """The copies that the next plan has to make, in order. Each call starts one plan."""

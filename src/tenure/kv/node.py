@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import takewhile
 
-from tenure.kv.pool import Pages, end_of_held, pages
+from tenure.kv.pool import Pages, end_of_held, held, pages
 
 
 class Node:
@@ -63,6 +63,11 @@ class Node:
     @property
     def end(self) -> int:
         return self.first + len(self.pages[0])
+
+    @property
+    def n_held(self) -> int:
+        """Pages over all groups, without those given up."""
+        return sum(len(held(row)) for row in self.pages)
 
     @property
     def recency(self) -> tuple[bool, int, int]:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count
 
+from tenure.core.info import Freed
 from tenure.kv.lease import Lease
-from tenure.kv.node import Node
-from tenure.kv.spec import NULL_PAGE
 from tenure.kv.tree import PrefixTree
 
 KEEP_UNTAGGED = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Freed:
-    """What a release gave back: tree nodes, pages over all groups, token positions."""
-
-    nodes: int
-    pages: int
-    tokens: int
 
 
 class TagIndex:
@@ -65,19 +54,12 @@ class TagIndex:
         A chain is freed up to the first node that has another holder, a child, or a pin.
         """
         self._generations.pop(session, None)
-        freed: list[Node] = []
+        freed = Freed()
         while nodes := self._tree.holders.get(session):
             node = next(iter(nodes))
             self._tree.untag(node, session)
-            while node.parent is not None and not (node.pins or node.children or node.tags):
-                freed.append(node)
-                node = self._tree.remove(node)
-            self._tree.settle(node)
-        return Freed(
-            nodes=len(freed),
-            pages=sum(len(row) - row.count(NULL_PAGE) for node in freed for row in node.pages),
-            tokens=sum(len(node.key) // 4 for node in freed),
-        )
+            freed += self._tree.free_chain(node)
+        return freed
 
     def _prune(self) -> None:
         holders = self._tree.holders

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tenure.core.info import Freed
 from tenure.kv.eviction import EvictionQueue, Key
 from tenure.kv.groups.base import Rule
 from tenure.kv.node import Node, path
@@ -218,6 +219,27 @@ class PrefixTree:
             rule.pool.give(held(row))
         self._forget(node)
         return parent
+
+    def prune(self, node: Node, keep: Node) -> Freed:
+        """Drop a pin, and free the chain that ends there, from its end upwards.
+
+        `keep`, the first node with a pin, a child or a tag, and the root stay.
+        """
+        node.pins -= 1
+        return self.free_chain(node, keep)
+
+    def free_chain(self, node: Node, keep: Node | None = None) -> Freed:
+        """`prune`, of a node that has no pin to drop."""
+        freed = Freed()
+        while (
+            node is not keep
+            and node.parent is not None
+            and not (node.pins or node.children or node.tags)
+        ):
+            freed += Freed(1, node.n_held, node.n_pages * self._page_bytes // 4)
+            node = self.remove(node)
+        self.settle(node)
+        return freed
 
     # --- parts ---------------------------------------------------------------------------------
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Generic, TypeAlias, TypeVar
 
-from tenure.core.info import EngineInfo, GroupInfo, JournalInfo
+from tenure.core.info import (
+    EngineHealth,
+    EngineInfo,
+    EngineState,
+    GroupInfo,
+    JournalInfo,
+    RestoreInfo,
+    TenantInfo,
+)
 
 Labels = tuple[str, ...]
 Sample = tuple[Labels, float]
+S = TypeVar("S")
 
 
 class Kind(Enum):
@@ -20,33 +30,48 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Generic[S]):
     """One metric. `read` gives its samples, each with values for `labels` in order."""
 
     name: str
     kind: Kind
     help: str
-    read: Callable[[EngineInfo], Iterable[Sample]]
+    read: Callable[[S], Iterable[Sample]]
     labels: Labels = ()
 
 
-def _gauge(name: str, help: str, read: Callable[[EngineInfo], float]) -> Metric:
+EngineMetric: TypeAlias = Metric[EngineInfo]
+
+
+def _gauge(name: str, help: str, read: Callable[[EngineInfo], float]) -> EngineMetric:
     return Metric(name, Kind.GAUGE, help, lambda info: [((), read(info))])
 
 
-def _counter(name: str, help: str, read: Callable[[EngineInfo], float]) -> Metric:
+def _counter(name: str, help: str, read: Callable[[EngineInfo], float]) -> EngineMetric:
     return Metric(name, Kind.COUNTER, help, lambda info: [((), read(info))])
 
 
 def _journal(
     name: str, help: str, read: Callable[[JournalInfo], float], kind: Kind = Kind.COUNTER
-) -> Metric:
+) -> EngineMetric:
     """A metric with no sample where there is no journal."""
     return Metric(
         name,
         kind,
         help,
         lambda info: [] if info.journal is None else [((), read(info.journal))],
+    )
+
+
+def _restore(
+    name: str, help: str, read: Callable[[RestoreInfo], float], kind: Kind = Kind.COUNTER
+) -> EngineMetric:
+    """A metric with no sample where KV has no tier on disk."""
+    return Metric(
+        name,
+        kind,
+        help,
+        lambda info: [] if info.restore is None else [((), read(info.restore))],
     )
 
 
@@ -76,11 +101,38 @@ def _finished(info: EngineInfo) -> Iterable[Sample]:
     yield ("failed",), counters.turns_failed
 
 
+def _tenant(
+    name: str, help: str, read: Callable[[TenantInfo], int], kind: Kind = Kind.GAUGE
+) -> EngineMetric:
+    return Metric(
+        f"tenure_tenant_{name}",
+        kind,
+        help,
+        lambda info: [((use.name,), read(use)) for use in info.tenants],
+        ("tenant",),
+    )
+
+
 def _build(info: EngineInfo) -> Iterable[Sample]:
     yield (info.model.name, info.model.family, str(info.backend.get("backend", ""))), 1
 
 
-CATALOG = (
+HEALTH: tuple[Metric[EngineHealth], ...] = (
+    Metric(
+        "tenure_engine_up",
+        Kind.GAUGE,
+        "1 while the engine takes work; while it is 0, only these metrics have samples.",
+        lambda health: [((), health.state is EngineState.RUNNING)],
+    ),
+    Metric(
+        "tenure_engine_restarts",
+        Kind.COUNTER,
+        "Engines that took over from one whose process had ended; other counters began anew then.",
+        lambda health: [((), health.n_restarts)],
+    ),
+)
+
+CATALOG: tuple[EngineMetric, ...] = (
     Metric(
         "tenure_build_info", Kind.GAUGE, "What is served.", _build, ("model", "family", "backend")
     ),
@@ -134,6 +186,16 @@ CATALOG = (
         "Prompt tokens whose KV was at hand.",
         lambda i: i.counters.cached_tokens,
     ),
+    _counter(
+        "tenure_restored_prompt_tokens",
+        "Cached prompt tokens whose KV a slower tier gave back.",
+        lambda i: i.counters.restored_tokens,
+    ),
+    _counter(
+        "tenure_recomputed_prompt_tokens",
+        "Tokens of a history that were computed again.",
+        lambda i: i.counters.recomputed_tokens,
+    ),
     _counter("tenure_output_tokens", "Tokens produced.", lambda i: i.counters.output_tokens),
     _counter(
         "tenure_preemptions",
@@ -145,6 +207,12 @@ CATALOG = (
         "Idle sessions whose KV was given up to make room.",
         lambda i: i.counters.demotions,
     ),
+    _counter(
+        "tenure_early_returns",
+        "Turns that computed again what their session had given up just before.",
+        lambda i: i.counters.early_returns,
+    ),
+    _gauge("tenure_thrashing", "1 while cold sessions wait for warm ones.", lambda i: i.thrashing),
     _counter("tenure_steps", "Steps run.", lambda i: i.counters.steps),
     _counter("tenure_step_tokens", "Tokens computed in steps.", lambda i: i.counters.step_tokens),
     _counter("tenure_step_seconds", "Time in steps.", lambda i: i.counters.step_s),
@@ -161,4 +229,37 @@ CATALOG = (
     _journal("tenure_journal_commits", "Transactions.", lambda j: j.n_commits),
     _journal("tenure_journal_failures", "Transactions that failed.", lambda j: j.n_failures),
     _journal("tenure_journal_commit_seconds", "Time in transactions.", lambda j: j.commit_s),
+    _restore("tenure_kv_disk_bytes", "Size on disk.", lambda r: r.tier.used_bytes, Kind.GAUGE),
+    _restore("tenure_kv_disk_pages", "Pages on disk.", lambda r: r.tier.n_pages, Kind.GAUGE),
+    _restore(
+        "tenure_kv_disk_writable",
+        "1 if pages can be written to disk.",
+        lambda r: r.tier.problem is None,
+        Kind.GAUGE,
+    ),
+    _restore("tenure_kv_disk_written_pages", "Pages written.", lambda r: r.tier.n_written),
+    _restore(
+        "tenure_kv_disk_dropped_pages",
+        "Pages not written: the disk was behind, full or failed.",
+        lambda r: r.tier.n_dropped,
+    ),
+    _restore("tenure_kv_disk_read_pages", "Pages read back.", lambda r: r.tier.n_read),
+    _restore(
+        "tenure_kv_disk_damaged_pages",
+        "Pages that could not be read, or did not match their checksum.",
+        lambda r: r.tier.n_damaged,
+    ),
+    _restore("tenure_kv_disk_evicted_pages", "Pages that made room.", lambda r: r.tier.n_evicted),
+    _restore("tenure_kv_restores", "Turns that got KV back.", lambda r: r.n_restores),
+    _restore("tenure_kv_restores_lost", "Restores that ended early.", lambda r: r.n_lost),
+    _restore(
+        "tenure_kv_restores_declined",
+        "Times that computing was thought to be faster.",
+        lambda r: r.n_declined,
+    ),
+    _tenant("sessions", "Open sessions of a tenant.", lambda t: t.n_sessions),
+    _tenant("turns", "Turns of a tenant in flight.", lambda t: t.n_turns),
+    _tenant("turn_tokens", "Tokens that their KV may come to.", lambda t: t.turn_tokens),
+    _tenant("held_tokens", "Tokens whose KV its idle sessions hold.", lambda t: t.held_tokens),
+    _tenant("refused", "Turns that its limits refused.", lambda t: t.n_refused, Kind.COUNTER),
 )

@@ -13,7 +13,8 @@ from typing import cast
 from tenure.core.errors import ModelError
 from tenure.core.progress import Progress
 from tenure.model.families.base import Inventory
-from tenure.model.registry import blueprint_from_gguf, blueprint_from_hf
+from tenure.model.foreign import ForeignWeights, foreign_spec
+from tenure.model.registry import blueprint_from_gguf, blueprint_from_hf, knows_hf, unknown_hf
 from tenure.model.spec import ModelSpec
 from tenure.model.weights.base import WeightSource
 from tenure.model.weights.dequant import dequantise
@@ -34,6 +35,8 @@ class CheckpointFormat(Enum):
 
     GGUF = "gguf"
     HF = "hf"
+    FOREIGN = "foreign"
+    """A folder in Hugging Face format that transformers has to run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,9 +123,13 @@ def _open_folder(folder: Path) -> Checkpoint:
     config = _read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.is_file() else {}
-    blueprint = blueprint_from_hf(str(folder / "config.json"), config)
+    where = str(folder / "config.json")
+    if not knows_hf(where, config):
+        return _open_foreign(folder, config, generation)
+    blueprint = blueprint_from_hf(where, config)
     stored = open_safetensors(folder)
-    unused = {name for name in stored if HF_UNUSED.fullmatch(name)}
+    ours = re.compile(blueprint.unused)
+    unused = {name for name in stored if HF_UNUSED.fullmatch(name) or ours.fullmatch(name)}
     if blueprint.spec.tied_head:
         unused.add("lm_head.weight")
     return Checkpoint(
@@ -130,6 +137,20 @@ def _open_folder(folder: Path) -> Checkpoint:
         format=CheckpointFormat.HF,
         spec=blueprint.spec,
         weights=CheckpointWeights(str(folder), blueprint, stored, unused),
+        metadata={"config": config, "generation_config": generation},
+        eos_token_ids=_hf_eos(generation) or _hf_eos(config),
+        bos_token_id=_token_id(config.get("bos_token_id")),
+    )
+
+
+def _open_foreign(
+    folder: Path, config: Mapping[str, object], generation: Mapping[str, object]
+) -> Checkpoint:
+    return Checkpoint(
+        path=folder,
+        format=CheckpointFormat.FOREIGN,
+        spec=foreign_spec(folder, config, unknown_hf(str(folder / "config.json"), config)),
+        weights=ForeignWeights(folder),
         metadata={"config": config, "generation_config": generation},
         eos_token_ids=_hf_eos(generation) or _hf_eos(config),
         bos_token_id=_token_id(config.get("bos_token_id")),

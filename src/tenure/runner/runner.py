@@ -9,9 +9,10 @@ from time import perf_counter
 import numpy as np
 
 from tenure.backend.base import F32, Executor
-from tenure.core.plan import Choice, Plan, Result, Row, RowResult
+from tenure.core.plan import Choice, ChoiceSpec, Plan, Process, Result, Row, RowResult
 from tenure.kv.spec import KvSpec, RecurrentGroup
-from tenure.runner.batch import Assembled, assemble
+from tenure.runner.batch import Assembled, Outlets, assemble
+from tenure.runner.processed import choose_processed
 
 _log = logging.getLogger(__name__)
 
@@ -25,10 +26,13 @@ class Runner:
     safe because a forward pass over the same tokens and pages writes the same KV. It does not hold
     for recurrent state, which a pass replaces; with such groups, every row of the failed batch
     ends with the error.
+
+    `outlets` say what rows may ask for besides tokens and scores.
     """
 
-    def __init__(self, executor: Executor, kv: KvSpec) -> None:
+    def __init__(self, executor: Executor, kv: KvSpec, outlets: Outlets | None = None) -> None:
         self._executor = executor
+        self._outlets = Outlets() if outlets is None else outlets
         self._repeatable = not any(isinstance(group, RecurrentGroup) for group in kv.groups)
         executor.allocate(kv)
 
@@ -61,7 +65,7 @@ class Runner:
         return Result(tuple(results), forward_s, choose_s)
 
     def _run(self, rows: Sequence[Row]) -> Result:
-        assembled = assemble(rows)
+        assembled = assemble(rows, self._outlets)
         begin = perf_counter()
         logits = self._executor.forward(assembled.batch)
         computed = perf_counter()
@@ -74,14 +78,26 @@ class Runner:
             return []
         logits = assembled.logits_by_spec(logits)
         finite = _finite_rows(logits)
-        if finite.all():
+        if finite.all() and not assembled.processes:
             return self._executor.choose(logits, specs)
-        kept = np.flatnonzero(finite)
         chosen: list[Choice | str] = [NOT_FINITE] * len(specs)
+        for i, process in assembled.processes.items():
+            if finite[i]:
+                chosen[i] = self._processed(logits[i], specs[i], process)
+                finite[i] = False
+        kept = np.flatnonzero(finite)
         choices = self._executor.choose(logits[kept], [specs[i] for i in kept])
         for i, choice in zip(kept, choices, strict=True):
             chosen[i] = choice
         return chosen
+
+    def _processed(self, row: F32, spec: ChoiceSpec, process: Process) -> Choice | str:
+        """An exception of foreign code is the row's own error."""
+        try:
+            return choose_processed(row, spec, process, self._executor.choose)
+        except Exception as error:
+            _log.exception("a logit processor failed")
+            return _text(error)
 
 
 def _finite_rows(logits: F32) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -97,4 +113,8 @@ def _finite_rows(logits: F32) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def _failed(row: Row, error: Exception) -> RowResult:
-    return RowResult(row.request, error=f"{type(error).__name__}: {error}")
+    return RowResult(row.request, error=_text(error))
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -6,14 +6,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tenure.core.errors import ConfigError
-from tenure.kv.spec import FullGroup, KvSpec, SlidingGroup
-from tenure.model.spec import ModelSpec
+from tenure.kv.spec import FullGroup, Group, KvSpec, RecurrentGroup, SlidingGroup
+from tenure.model.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    Mamba2Spec,
+    Mixer,
+    ModelSpec,
+    ShortConvSpec,
+)
 
 AUTO_SHARE = 0.5
 """The part of free memory that the KV cache takes when its size is not given."""
 
 LEAST_TOKENS = 256
 """A cache below this serves no conversation; choosing it silently would only move the error."""
+
+STATES_SHARE = 0.25
+"""The part of the KV cache that running states take, with their checkpoints, at most."""
+
+LEAST_STATES = 4
+STATES_PER_SEQUENCE = 4
+"""Bounds of their number where it is not given: for one that runs, three to come back to."""
 
 MOST_TOKENS = 2**30
 """Positions in a group are 32-bit slots in every backend."""
@@ -26,28 +40,37 @@ Size = Callable[[int], int]
 class KvWish:
     """What the user asked for; `max_kv_tokens` None means as much as is sensible.
 
-    `n_sequences` run at once, and write at most `step_tokens` in a step.
+    `n_sequences` run at once, and write at most `step_tokens` in a step. Of running states,
+    `n_checkpoints` are kept beside those in use; None means as many as is sensible.
     """
 
     page_size: int
     max_kv_tokens: int | None
     n_sequences: int
     step_tokens: int
+    n_checkpoints: int | None = None
 
 
-def kv_groups(spec: ModelSpec) -> tuple[int | None, ...]:
-    """The window of each KV group, None for full attention, by group index.
+def kv_groups(spec: ModelSpec) -> tuple[Group, ...]:
+    """The kind of each KV group by its index, with no pages yet.
 
     Raises ValueError where layers of one group differ, or an index below the highest is unused.
     """
-    windows: dict[int, set[int | None]] = {}
-    for layer in spec.layers:
-        windows.setdefault(layer.group, set()).add(layer.attention.window)
-    for group in range(1 + max(windows)):
-        found = windows.get(group, set())
+    kinds: list[set[Group]] = [set() for _ in range(spec.n_groups)]
+    for _, mixer in spec.mixers():
+        kinds[mixer.group].add(_kind(mixer))
+    for group, found in enumerate(kinds):
         if len(found) != 1:
-            raise ValueError(f"KV group {group} needs layers of exactly one window, has {found}")
-    return tuple(windows[group].pop() for group in range(len(windows)))
+            raise ValueError(f"KV group {group} needs layers of exactly one kind, has {found}")
+    return tuple(kind for found in kinds for kind in found)
+
+
+def _kind(mixer: Mixer) -> Group:
+    match mixer:
+        case AttentionSpec():
+            return FullGroup(0) if mixer.window is None else SlidingGroup(0, mixer.window)
+        case ShortConvSpec() | Mamba2Spec() | DeltaNetSpec():
+            return RecurrentGroup(0)
 
 
 def size_kv(
@@ -56,13 +79,15 @@ def size_kv(
     """The KV cache that honours `wish`, with `bytes_per_page` as `Executor.kv_bytes_per_page`.
 
     Groups of full attention hold `max_kv_tokens`. Beside them, a sliding group holds the windows of
-    twice the running sequences (the other half is for idle ones) if that is less. Raises
-    ConfigError, with the numbers, when it does not fit in `free_bytes`.
+    twice the running sequences (the other half is for idle ones) if that is less. A recurrent group
+    holds a state for each running sequence and `n_checkpoints` more, taken whenever a full step has
+    been written. Raises ConfigError, with the numbers, when it does not fit in `free_bytes`.
     """
-    windows = kv_groups(spec)
+    share = AUTO_SHARE if wish.max_kv_tokens is None else 1.0
+    kinds = _with_states(kv_groups(spec), bytes_per_page, wish, int(free_bytes * share))
 
     def size(n_tokens: int) -> int:
-        pages = (group.n_pages + 1 for group in _groups(windows, wish, n_tokens))
+        pages = (group.n_pages + 1 for group in _groups(kinds, wish, n_tokens))
         return sum(n * each for n, each in zip(pages, bytes_per_page, strict=True))
 
     if wish.max_kv_tokens is None:
@@ -70,7 +95,7 @@ def size_kv(
         n_tokens = _chosen_tokens(size, wish.page_size, most, int(free_bytes * AUTO_SHARE))
     else:
         n_tokens = _checked_tokens(size, wish.page_size, wish.max_kv_tokens, free_bytes)
-    return KvSpec(wish.page_size, _groups(windows, wish, n_tokens))
+    return KvSpec(wish.page_size, _groups(kinds, wish, n_tokens))
 
 
 def _chosen_tokens(size: Size, page_size: int, most: int, budget: int) -> int:
@@ -101,19 +126,44 @@ def _checked_tokens(size: Size, page_size: int, n_tokens: int, free_bytes: int) 
     return n_tokens
 
 
-def _groups(
-    windows: Sequence[int | None], wish: KvWish, n_tokens: int
-) -> tuple[FullGroup | SlidingGroup, ...]:
+def _groups(kinds: Sequence[Group], wish: KvWish, n_tokens: int) -> tuple[Group, ...]:
     n_pages = -(-n_tokens // wish.page_size)
-    only_sliding = None not in windows
-    groups: list[FullGroup | SlidingGroup] = []
-    for window in windows:
-        if window is None:
-            groups.append(FullGroup(n_pages))
-        else:
-            enough = n_pages if only_sliding else 2 * wish.n_sequences * _span(window, wish)
-            groups.append(SlidingGroup(min(n_pages, enough), window))
+    has_full = FullGroup(0) in kinds
+    groups: list[Group] = []
+    for kind in kinds:
+        match kind:
+            case FullGroup():
+                groups.append(FullGroup(n_pages))
+            case SlidingGroup(window=window):
+                enough = 2 * wish.n_sequences * _span(window, wish) if has_full else n_pages
+                groups.append(SlidingGroup(min(n_pages, enough), window))
+            case RecurrentGroup():
+                groups.append(kind)
     return tuple(groups)
+
+
+def _with_states(
+    kinds: Sequence[Group], bytes_per_page: Sequence[int], wish: KvWish, budget: int
+) -> tuple[Group, ...]:
+    """`kinds` with the pages of recurrent groups, which no number of tokens changes."""
+    sized: list[Group] = []
+    for kind, each in zip(kinds, bytes_per_page, strict=True):
+        match kind:
+            case RecurrentGroup():
+                sized.append(_states(wish, int(budget * STATES_SHARE) // each))
+            case FullGroup() | SlidingGroup():
+                sized.append(kind)
+    return tuple(sized)
+
+
+def _states(wish: KvWish, fits: int) -> RecurrentGroup:
+    """Without checkpoints to keep, none are taken at page boundaries either."""
+    every = -(-wish.step_tokens // wish.page_size) * wish.page_size
+    if wish.n_checkpoints is None:
+        most = STATES_PER_SEQUENCE * wish.n_sequences
+        return RecurrentGroup(max(LEAST_STATES, min(fits, most)), every)
+    n_pages = wish.n_sequences + wish.n_checkpoints
+    return RecurrentGroup(n_pages, every if wish.n_checkpoints else 0)
 
 
 def _span(window: int, wish: KvWish) -> int:

@@ -39,6 +39,11 @@ class Pace:
             added_s = max(seconds - decode_s, 0.0) / n_prefill
             self._token_s = _mean(self._token_s, added_s)
 
+    @property
+    def token_s(self) -> float | None:
+        """Seconds that a token of prefill adds to a step; None until it was measured."""
+        return self._token_s
+
     def mixed_budget(self, n_decoding: int) -> int:
         """Tokens of prefill that keep a step with so many decoding rows under twice its time."""
         decode_s = self._decode_s.get(n_decoding.bit_length())

@@ -29,7 +29,7 @@ def shares_unfinished_prefix(
     """
     n_missing = len(request) - n_matched
     for other in running:
-        if other.spec.turn.namespace != request.spec.turn.namespace or other.published_prompt:
+        if other.spec.namespace != request.spec.namespace or other.published_prompt:
             continue
         n_common = _common_prefix(request, other, n_matched)
         n_gain = n_common // page_size * page_size - n_matched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ class RankedRequests:
         self._order = order
         self._ranks: list[Rank] = []
         self._requests: dict[Rank, Request] = {}
+        self._n_of: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -30,6 +32,10 @@ class RankedRequests:
     def __iter__(self) -> Iterator[Request]:
         """First served first; safe against changes while iterating."""
         return iter([self._requests[rank] for rank in self._ranks])
+
+    def n_of(self, tenant: str) -> int:
+        """How many requests of a tenant are here."""
+        return self._n_of[tenant]
 
     def rank(self, request: Request) -> Rank:
         match self._order:
@@ -43,6 +49,7 @@ class RankedRequests:
         assert rank not in self._requests
         insort(self._ranks, rank)
         self._requests[rank] = request
+        self._n_of[request.spec.tenant.name] += 1
 
     def discard(self, request: Request) -> bool:
         """Take a request out; False when it is not here."""
@@ -50,6 +57,7 @@ class RankedRequests:
         if self._requests.pop(rank, None) is None:
             return False
         del self._ranks[bisect_left(self._ranks, rank)]
+        self._n_of[request.spec.tenant.name] -= 1
         return True
 
     def first(self) -> Request | None:

@@ -8,13 +8,13 @@ finishes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tenure.core.clock import Clock
 from tenure.core.config import EngineConfig
 from tenure.core.errors import NoRoom, QueueFull
-from tenure.core.events import Aborted, Finish, LengthReached
+from tenure.core.events import Aborted, Finish
 from tenure.core.plan import Choice, Plan, Result, Row, RowResult
 from tenure.kv.lease import Lease
 from tenure.kv.manager import KvCache
@@ -25,6 +25,9 @@ from tenure.sched.request import ENDED, Ended, Request, Running, Waiting
 
 MAX_HELD_BACK = 32
 """How many requests a step may hold back for a prefix that is being computed."""
+
+COLD_WAITS_S = 2.0
+"""How long a turn without KV lets warm ones pass while there is thrash; nobody waits for ever."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +64,17 @@ class Scheduler:
         self._pace = Pace(config.mixed_tokens)
         self._pressed = False
         self._source: Request | None = None
+        self._awaits: Callable[[Request], bool] = _nothing
         self.n_preemptions = 0
+
+    def set_awaits(self, awaits: Callable[[Request], bool]) -> None:
+        """Say who knows whether KV of a cold request is on its way; such a request waits for it."""
+        self._awaits = awaits
+
+    @property
+    def prefill_s_per_token(self) -> float | None:
+        """Measured; None until then."""
+        return self._pace.token_s
 
     # -- coming and going
 
@@ -72,6 +85,15 @@ class Scheduler:
     @property
     def n_running(self) -> int:
         return len(self._running)
+
+    def n_waiting_of(self, tenant: str) -> int:
+        """How many waiting requests are a tenant's."""
+        return self._waiting.n_of(tenant)
+
+    @property
+    def max_queue(self) -> int:
+        """How many requests may wait."""
+        return self._config.max_queue
 
     def check_room_in_queue(self) -> None:
         """Raises QueueFull when one more request may not wait."""
@@ -107,6 +129,11 @@ class Scheduler:
         finally:
             self._source = None
 
+    def hold(self, request: Request, lease: Lease) -> None:
+        """Give a lease to a waiting request that has none: what it found may not go meanwhile."""
+        assert _is_cold(request), "a lease for a request that has one, or does not wait"
+        request.state = Waiting(lease)
+
     def demote_waiting(self) -> bool:
         """Give up the lease of the last waiting request that has one; False if none has."""
         for request in reversed(list(self._waiting)):
@@ -121,8 +148,11 @@ class Scheduler:
 
     # -- deciding
 
-    def plan(self) -> Plan | None:
-        """The next step, or None when there is nothing to do."""
+    def plan(self, *, thrashing: bool = False) -> Plan | None:
+        """The next step, or None when there is nothing to do.
+
+        With `thrashing`, turns that would compute their history again wait for those that run.
+        """
         draft = _Draft(self._budget())
         for request in self._running:
             if self._remaining(request) == 1:
@@ -130,7 +160,7 @@ class Scheduler:
         for request in self._running:
             if request.spec.number not in draft.rows:
                 self._give(draft, request, draft.budget)
-        self._admit(draft)
+        self._admit(draft, thrashing)
         copies = self._kv.drain_copies()
         if not draft.rows and not copies:
             self._kv.step_done()
@@ -145,7 +175,7 @@ class Scheduler:
     def _give(self, draft: _Draft, request: Request, most: int) -> None:
         """Give a running request a row of up to `most` tokens; preempts those behind it."""
         while (lease := self._running_lease(request)) is not None and most > 0:
-            n = lease.step_limit(min(len(request) - lease.committed, most))
+            n = lease.step_limit(min(request.n_to_compute - lease.committed, most))
             try:
                 lease.extend(n)
             except NoRoom:
@@ -181,7 +211,7 @@ class Scheduler:
         self._pressed = True
         self._waiting.add(victim)
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: _Draft, thrashing: bool) -> None:
         n_held_back = 0
         for request in self._waiting:
             if (
@@ -190,8 +220,12 @@ class Scheduler:
                 or (self._pressed and self._running)
             ):
                 return
+            if thrashing and self._running and self._is_cold(request):
+                continue
             if n_held_back < MAX_HELD_BACK and self._waits_for_prefix(request):
                 n_held_back += 1
+                continue
+            if _is_cold(request) and self._awaits(request):
                 continue
             if not self._start(draft, request):
                 return
@@ -199,7 +233,7 @@ class Scheduler:
     def _waits_for_prefix(self, request: Request) -> bool:
         match request.state:
             case Waiting(None):
-                namespace = request.spec.turn.namespace
+                namespace = request.spec.namespace
                 prefilling = [r for r in self._running if not r.published_prompt]
                 if not prefilling:
                     return False
@@ -210,6 +244,15 @@ class Scheduler:
             case Waiting() | Running() | Ended():
                 return False
 
+    def _is_cold(self, request: Request) -> bool:
+        """Whether it goes on from a history that it holds no KV of, and has not waited long."""
+        waited_s = self._clock.now() - request.spec.arrival_s
+        match request.state:
+            case Waiting(None):
+                return request.spec.n_inherited > 0 and waited_s < COLD_WAITS_S
+            case Waiting() | Running() | Ended():
+                return False
+
     def _start(self, draft: _Draft, request: Request) -> bool:
         """Move a waiting request to the running ones with its first row; False without room."""
         self._waiting.discard(request)
@@ -217,7 +260,7 @@ class Scheduler:
         request.state = Waiting(None)
         try:
             lease = self._ready_lease(request, lease)
-            n = lease.step_limit(min(len(request) - lease.committed, draft.budget))
+            n = lease.step_limit(min(request.n_to_compute - lease.committed, draft.budget))
             lease.extend(n)
         except NoRoom:
             request.state = Waiting(lease)
@@ -236,7 +279,7 @@ class Scheduler:
         """A lease whose KV ends where the request may begin to compute."""
         if lease is None:
             reusable = request.read(0, request.reusable)
-            lease = self._kv.acquire(request.spec.turn.namespace, reusable)
+            lease = self._kv.acquire(request.spec.namespace, reusable)
         elif lease.committed > request.reusable:
             lease.truncate(request.reusable)
         lease.mark()
@@ -264,21 +307,17 @@ class Scheduler:
             lease.abandon_step()
             return Progress(request, (), Aborted(done.error, 500, "turn_failed"))
         lease.commit(len(row.tokens))
-        request.scores.extend(done.scores)
-        finish = None
-        if done.choice is not None:
-            finish = self._append(request, done.choice.token)
-        elif not request.wants_token and lease.committed == len(request):
-            finish = LengthReached(len(request.output))
+        if row.hidden_from is not None:
+            request.take_hidden(done.hidden, len(row.tokens) - row.hidden_from)
+        if done.routed is not None:
+            request.take_routed(row, done.routed)
+        choices = request.take(done)
+        if choices and request.first_token_s is None:
+            request.first_token_s = self._clock.now()
         if not request.published_prompt and lease.committed >= request.n_prompt:
             request.published_prompt = True
             lease.publish(request, request.n_prompt)
-        return Progress(request, () if done.choice is None else (done.choice,), finish)
-
-    def _append(self, request: Request, token: int) -> Finish | None:
-        if request.first_token_s is None:
-            request.first_token_s = self._clock.now()
-        return request.append(token)
+        return Progress(request, choices, request.finish(lease.committed))
 
     # -- inside
 
@@ -288,7 +327,7 @@ class Scheduler:
 
     def _remaining(self, request: Request) -> int:
         lease = self._running_lease(request)
-        return 0 if lease is None else len(request) - lease.committed
+        return 0 if lease is None else request.n_to_compute - lease.committed
 
     def _running_lease(self, request: Request) -> Lease | None:
         match request.state:
@@ -307,14 +346,31 @@ class Scheduler:
                 return None
 
 
+def _nothing(_request: Request) -> bool:
+    """Nothing is on its way."""
+    return False
+
+
+def _is_cold(request: Request) -> bool:
+    match request.state:
+        case Waiting(None):
+            return True
+        case Waiting() | Running() | Ended():
+            return False
+
+
 def _row(request: Request, lease: Lease, n: int) -> Row:
     start = lease.committed
-    completes = start + n == len(request)
+    chooses = start + n == len(request) and request.wants_token
     return Row(
         request=request.spec.number,
         start=start,
         tokens=request.read(start, start + n),
         tables=lease.tables(),
-        choice=request.choice_spec() if completes and request.wants_token else None,
+        choice=request.choice_spec() if chooses else None,
         scores=request.score_specs(start, n),
+        adapter=request.spec.adapter,
+        process=request.process() if chooses else None,
+        hidden_from=request.hidden_from(start, n),
+        routed_from=request.routed_from(start, n),
     )

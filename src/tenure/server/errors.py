@@ -1,14 +1,15 @@
 """The one place where errors become HTTP answers.
 
-A turn or session that is refused answers 400 `{"error": {"message", "code"}}`. Everything else
-(schema, authentication, limits, overload, failures) answers
+A turn or session that is refused answers `{"error": {"message", "code"}}`: 400, or 413 and 429
+where a limit of its tenant refuses it. Everything else (schema, authentication, overload, failures)
+answers
 `{"object": "error", "message", "type", "param": null, "code": <status>}`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import responses
 from typing import Any, Protocol, cast
 from uuid import uuid4
@@ -23,8 +24,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tenure.core.errors import EngineStopped, Overloaded, TenureError, TurnFailed, UserError
+from tenure.core.errors import (
+    EngineAway,
+    EngineStopped,
+    Overloaded,
+    TenureError,
+    TurnFailed,
+    UserError,
+)
 from tenure.core.events import Aborted, Finish
+from tenure.core.tenant import LimitReached, OverLimit
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -43,13 +52,18 @@ class RefusalBody(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Any other error; `code` repeats the status."""
+    """Any other error; `code` repeats the status.
+
+    While the engine is away, `type` is engine_restarting, server_draining or engine_stopped, and
+    `retryable` is true: the same request may be sent again.
+    """
 
     object: str = "error"
     message: str
     type: str
     param: str | None = None
     code: int
+    retryable: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +86,12 @@ def json_response(
     return Response(msgspec.json.encode(body), status, headers, "application/json")
 
 
-def refused(error: UserError) -> HttpError:
+def refused(
+    error: TenureError, status: int = 400, headers: dict[str, str] | None = None
+) -> HttpError:
     """The answer to work that was refused before it changed anything."""
     body: dict[str, object] = {"error": {"message": error.message, "code": error.code}}
-    return HttpError(400, error.message, body)
+    return HttpError(status, error.message, body, headers or {})
 
 
 def general(status: int, message: str, headers: dict[str, str] | None = None) -> HttpError:
@@ -101,17 +117,35 @@ class Shape(Protocol):
 def from_tenure(error: TenureError) -> HttpError:
     """The answer to an error of the engine's tree."""
     match error:
+        case OverLimit():
+            return refused(error, 413)
         case UserError():
             return refused(error)
+        case LimitReached():
+            return refused(error, 429, retry_headers(error))
         case Overloaded():
-            wait_s = max(1, math.ceil(error.retry_after_s))
-            return general(503, error.message, {"Retry-After": str(wait_s)})
+            return general(503, error.message, retry_headers(error))
         case EngineStopped():
-            return general(503, error.message)
+            return away(error)
         case TurnFailed():
             return general(500, error.message)
         case _:
             return internal(error)
+
+
+def away(error: EngineStopped) -> HttpError:
+    """The answer where the engine takes no work: its code as the type, and when to come again."""
+    answer = general(503, error.message, retry_headers(error))
+    return replace(answer, body={**answer.body, "type": error.code, "retryable": True})
+
+
+def retry_headers(error: TenureError) -> dict[str, str]:
+    """Retry-After, in whole seconds, where the error knows a time."""
+    match error:
+        case Overloaded(retry_after_s=wait_s) | EngineAway(retry_after_s=wait_s):
+            return {"Retry-After": str(max(1, math.ceil(wait_s)))}
+        case _:
+            return {}
 
 
 def internal(error: Exception) -> HttpError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ class Limits:
     """`max_batch` counts the turns of one request: prompts times `n`."""
 
     max_body_bytes: int = 32 * 2**20
+    max_import_bytes: int = 64 * 2**30
     max_batch: int = 256
     max_logprobs: int = 256
     max_list: int = 256
@@ -31,25 +33,30 @@ class Limits:
 
 
 class BodyLimit:
-    """ASGI middleware: 413 for a body over `max_bytes`, declared or counted as it arrives."""
+    """ASGI middleware: 413 for a body over `max_bytes`, declared or counted as it arrives.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    Paths in `larger` have bounds of their own.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, larger: Mapping[str, int]) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
+        max_bytes = self._larger.get(scope["path"], self._max_bytes)
         n_read = 0
 
         async def limited() -> Message:
             nonlocal n_read
             message = await receive()
             n_read += len(message.get("body", b""))
-            if n_read > self._max_bytes or int(declared) > self._max_bytes:
-                raise HTTPException(413, f"The body is larger than {self._max_bytes} bytes.")
+            if n_read > max_bytes or int(declared) > max_bytes:
+                raise HTTPException(413, f"The body is larger than {max_bytes} bytes.")
             return message
 
         await self._app(scope, limited, send)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from uuid import uuid4
 
@@ -13,15 +13,18 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from tenure import __version__
-from tenure.core.errors import TenureError, TurnFailed
+from tenure.core.errors import EngineStopped, TenureError, TurnFailed
 from tenure.core.events import Aborted, TurnFinished
+from tenure.core.info import EngineHealth, EngineInfo, EngineState, TenantInfo
 from tenure.core.params import SamplingParams
+from tenure.core.tenant import Tenant
 from tenure.core.tokens import tokens
 from tenure.core.turns import TurnRequest
 from tenure.engine.client import EngineClient
 from tenure.metrics.render import CONTENT_TYPE, render
 from tenure.server.errors import ErrorBody, general, json_response
-from tenure.server.models import model_entry
+from tenure.server.models import adapter_entry, model_entry
+from tenure.server.rooms import Operator, Sender
 from tenure.server.settings import ServerSettings
 from tenure.server.texts import DetokenizeBody, TokenizeBody, detokenized, tokenized
 
@@ -34,7 +37,7 @@ EMPTY: Responses = {200: {"description": "An empty body."}}
 
 
 class OpsRoutes:
-    """Handlers over one engine; none of them waits for a turn but `/health_generate`."""
+    """Handlers over an engine as a whole; none waits for a turn but `/health_generate`."""
 
     def __init__(self, client: EngineClient, settings: ServerSettings) -> None:
         self._client = client
@@ -60,10 +63,13 @@ class OpsRoutes:
         return router
 
     async def health(self) -> Response:
-        """Whether the engine takes work; cheap."""
-        if not self._client.alive:
-            return general(503, "The engine does not take work.").response()
-        return Response()
+        """Whether the engine takes work, and if not, what it does; cheap."""
+        health = self._client.health
+        if health.state is EngineState.RUNNING:
+            return Response()
+        answer = general(503, f"The engine does not take work: it is {health.state.value}.")
+        shown = {"type": f"engine_{health.state.value}", "engine": _shown(health)}
+        return replace(answer, body={**answer.body, **shown}).response()
 
     async def health_generate(self) -> Response:
         """Whether the engine produces a token, by producing one."""
@@ -94,32 +100,41 @@ class OpsRoutes:
         }
         return json_response(info)
 
-    async def server_info(self) -> Response:
-        """Settings, sizes, counters and the last page audit."""
+    async def server_info(self, sender: Sender) -> Response:
+        """Settings, sizes, counters and the last page audit; to a tenant, its limits and use."""
         info = await self._client.info()
-        body = {
-            **self._settings.shown,
+        body: dict[str, object] = {
             "model_path": info.model.path,
             "served_model_name": info.model.name,
             "version": __version__,
+            "engine": _shown(self._client.health),
             "max_total_num_tokens": info.max_kv_tokens,
             "max_req_input_len": info.max_input_tokens,
-            "internal_states": [asdict(info)],
+            "tenant": _standing(sender.tenant, info),
         }
+        if sender.operator:
+            body = {**self._settings.shown, **body, "internal_states": [asdict(info)]}
+        else:
+            body["internal_states"] = []
         return json_response(body)
 
     async def models(self) -> Response:
-        """The served model, in the shape of OpenAI's list."""
-        model = self._client.model
-        entry = model_entry(model, self._started)
-        return json_response({"object": "list", "data": [entry]})
+        """The served model and its adapters, in the shape of OpenAI's list."""
+        model, started = self._client.model, self._started
+        adapters = await self._client.adapters()
+        entries = [adapter_entry(adapter, model, started) for adapter in adapters]
+        return json_response({"object": "list", "data": [model_entry(model, started), *entries]})
 
-    async def metrics(self) -> Response:
-        """Prometheus' text format."""
-        return Response(render(await self._client.info()), media_type=CONTENT_TYPE)
+    async def metrics(self, _: Operator) -> Response:
+        """Prometheus' text format; for operators."""
+        try:
+            info = await self._client.info()
+        except EngineStopped:
+            info = None
+        return Response(render(info, self._client.health), media_type=CONTENT_TYPE)
 
-    async def flush_cache(self) -> Response:
-        """Empty the prefix tree and give up idle sessions' KV; sessions stay open."""
+    async def flush_cache(self, _: Operator) -> Response:
+        """Empty the prefix tree and give up all idle KV; for operators. Sessions stay open."""
         n_pages = await self._client.flush()
         return Response(f"Cache flushed: {n_pages} pages freed.\n", media_type="text/plain")
 
@@ -151,3 +166,14 @@ class OpsRoutes:
                         raise TurnFailed(message)
                     case _:
                         pass
+
+
+def _shown(health: EngineHealth) -> dict[str, object]:
+    return {**asdict(health), "state": health.state.value}
+
+
+def _standing(tenant: Tenant, info: EngineInfo) -> dict[str, object]:
+    """What a tenant may use, and what it uses."""
+    unused = TenantInfo(tenant.name, 0, 0, 0, 0, 0)
+    use = next((use for use in info.tenants if use.name == tenant.name), unused)
+    return {**asdict(use), "limits": asdict(tenant.limits)}

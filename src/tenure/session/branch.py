@@ -1,6 +1,6 @@
 """Where the KV cache of a turn is, as states of which exactly one holds.
 
-    Cold            nowhere for sure; what is left of it is found in the prefix tree
+    Cold(why)       nowhere for sure; what is left of it is found in the prefix tree
     Idle(lease)     a done turn that holds its lease: the next append moves it on
     Busy            a running turn: the request inside the scheduler holds the lease
     Lent(to)        a done turn whose lease moved on to its child `to`
@@ -13,12 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tenure.core.events import KvLoss
 from tenure.kv.lease import Lease
 
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """No lease is held for this turn."""
+    """No lease is held for this turn; `why` it was lost."""
+
+    why: KvLoss
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,13 +45,18 @@ class Lent:
 
 BranchKv: TypeAlias = Cold | Idle | Busy | Lent
 
-COLD = Cold()
+COLD = {why: Cold(why) for why in KvLoss}
 BUSY = Busy()
 
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """A turn starts with no lease: the scheduler acquires one from the prefix tree."""
+    """A turn starts with no lease: the scheduler acquires one from the prefix tree.
+
+    `why` its history has none; None where it has no history.
+    """
+
+    why: KvLoss | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,5 +75,3 @@ class ForkRunning:
 
 
 KvStart: TypeAlias = Fresh | Moved | ForkRunning
-
-FRESH = Fresh()

@@ -1,7 +1,7 @@
 """What must survive a restart, as records, and who keeps them.
 
-A record holds what is new and no more: a turn's context is the first `n_inherited` tokens of its
-parent's log, followed by `new`. Replaying a journal's records in order gives the sessions back.
+A record holds what is new and no more: a turn's history is a part of another's, followed by `new`.
+Replaying a journal's records in order gives the sessions back.
 """
 
 from __future__ import annotations
@@ -11,59 +11,92 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from tenure.core.errors import JournalFailed
-from tenure.core.events import Finish, Usage
+from tenure.core.events import Origin, TurnResult
 from tenure.core.info import JournalInfo
 from tenure.core.params import SamplingParams
 from tenure.core.tokens import Tokens
+from tenure.core.turns import OpenSession, TurnKind
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
     """A session was opened. Times are wall-clock seconds.
 
-    `active_at`, `running`, `closing` and `tip` are as `SessionSeen` and turns have left them.
+    `active_at`, `running`, `closing` and `tip` are as `SessionSeen`, `TipMoved` and turns have left
+    them.
     """
 
     generation: int
-    id: str
-    streaming: bool
-    timeout_s: float | None
-    capacity: int | None
+    options: OpenSession
     opened_at: float
     active_at: float
+    origin: Origin | None = None
     running: bool = False
     closing: bool = False
     tip: str | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnDetail:
-    """How a turn was asked for and how it ended: enough to answer for it again."""
+    """How a turn was asked for and how it ended: enough to answer for it again.
+
+    `adapter` names what it ran with besides the model.
+    """
 
     params: SamplingParams
     seed: int
-    finish: Finish
-    usage: Usage
+    result: TurnResult
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnRecord:
     """A turn is done. `running` tells whether others of its session still run.
 
-    `forgets`, in a streaming session, is the turn before it, of which only the tokens still count.
-    `detail` is None in records that come out of a journal.
+    Its history is the first `n_inherited` tokens of that of turn number `before`, of this or
+    another session, and then `new`; `serial` is its own number, above all before it. `forgets`, in
+    a streaming session, is the number of the turn before it, of which only the tokens still count.
+    Of `detail`, what comes out of a journal is the result.
     """
 
     generation: int
+    serial: int
     id: str
     parent: str | None
+    before: int | None
     n_inherited: int
     new: Tokens
     output: Tokens
     ended_at: float
+    kind: TurnKind = TurnKind.RUN
     running: bool = False
-    forgets: str | None = None
+    forgets: int | None = None
     detail: TurnDetail | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTurn:
+    """A turn that a journal kept; `gone`: only later turns' histories need it."""
+
+    record: TurnRecord
+    result: TurnResult | None
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChanged:
+    """A session has other limits or metadata."""
+
+    record: SessionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TipMoved:
+    """A session goes on from turn `tip`."""
+
+    generation: int
+    tip: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +111,66 @@ class SessionSeen:
 
 @dataclass(frozen=True, slots=True)
 class TurnGone:
-    """A replace removed a done turn; the session's tip is now `tip`."""
+    """A replace removed the done turn `serial`; the session's tip is now `tip`."""
 
     generation: int
-    id: str
+    serial: int
     tip: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionGone:
-    """A session was closed, or expired."""
+    """A session was closed. One that expired is remembered for a while."""
 
     generation: int
+    expired: bool = False
 
 
-Record: TypeAlias = SessionRecord | TurnRecord | SessionSeen | TurnGone | SessionGone
-Stored: TypeAlias = SessionRecord | TurnRecord
+@dataclass(frozen=True, slots=True)
+class ExpiredSession:
+    """A session whose idle time ran out; its id has not been opened again since."""
+
+    tenant: str
+    id: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptRecord:
+    """A value that the outside keeps with the engine; see `core.kept.Kept`."""
+
+    tenant: str
+    name: str
+    value: bytes
+    session: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGone:
+    """Such a value was let go."""
+
+    tenant: str
+    name: str
+
+
+Record: TypeAlias = (
+    SessionRecord
+    | SessionChanged
+    | TurnRecord
+    | TipMoved
+    | SessionSeen
+    | TurnGone
+    | SessionGone
+    | KeptRecord
+    | KeptGone
+)
+Stored: TypeAlias = SessionRecord | RestoredTurn
 
 Done = Callable[[JournalFailed | None], None]
 """Called in the engine's thread: None once the record is durable, else why it is not.
 
-A SessionRecord or TurnRecord that failed will never be durable. TurnGone and SessionGone are owed:
-they are tried again, before anything that was written after them, until they are.
+TurnGone, SessionGone and KeptGone are owed: they are tried again, before anything that was written
+after them, until they are durable. Of the others, what failed will never be.
 """
 
 
@@ -118,10 +189,26 @@ class Journal(Protocol):
         """Above every generation that was ever written."""
         ...
 
+    @property
+    def next_serial(self) -> int:
+        """Above the number of every turn that is kept."""
+        ...
+
     def restore(self) -> Iterable[Stored]:
-        """Every open session, then every turn of them, parents before children; once, at start.
+        """Every open session, then turns, each after that of its `before`; once, at start.
 
         Raises ConfigError where the journal is damaged or cannot be written.
+        """
+        ...
+
+    def restore_expired(self) -> Iterable[ExpiredSession]:
+        """Sessions that expired, as far as they are remembered, in the order in which they did."""
+        ...
+
+    def restore_kept(self) -> Iterable[KeptRecord]:
+        """Values that are kept, in the order in which they were written; once, after `restore`.
+
+        Raises ConfigError as that does.
         """
         ...
 
@@ -168,8 +255,15 @@ class NoJournal:
     """Keeps nothing, and says so at once: sessions end with the process."""
 
     next_generation = 1
+    next_serial = 1
 
     def restore(self) -> Iterable[Stored]:
+        return ()
+
+    def restore_expired(self) -> Iterable[ExpiredSession]:
+        return ()
+
+    def restore_kept(self) -> Iterable[KeptRecord]:
         return ()
 
     def start(self, wake: Callable[[], None]) -> None:

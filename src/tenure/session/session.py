@@ -7,36 +7,30 @@ to its tip, and forgets the turns before it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tenure.core.errors import (
     DuplicateTurn,
     EmptyContext,
-    NoRoom,
+    InvalidField,
     SessionClosing,
     StreamingRefused,
+    TipMismatch,
     TurnInFlight,
     TurnUnfinished,
 )
+from tenure.core.events import KvLoss, Origin
+from tenure.core.info import Freed, KvHits
 from tenure.core.tokens import EMPTY, TokenLog, Tokens
 from tenure.core.turns import OpenSession, SessionRef
 from tenure.kv.lease import Lease
-from tenure.session.branch import (
-    BUSY,
-    COLD,
-    FRESH,
-    BranchKv,
-    Busy,
-    Cold,
-    ForkRunning,
-    Idle,
-    KvStart,
-    Lent,
-    Moved,
-)
-from tenure.session.idle import IdleLru
-from tenure.session.journal import TurnRecord
-from tenure.session.turns import DoneTurn, RunningTurn, Turn, TurnTree
+from tenure.session.branch import ForkRunning, Fresh, KvStart, Moved
+from tenure.session.holdings import Holdings, IdleLease
+from tenure.session.idle import IdleOrder, Standing
+from tenure.session.thrash import Returns
+from tenure.session.turns import DoneTurn, Ending, RunningTurn, TurnTree, log_of
+
+TIP_TAKEN = "A turn at the tip of this session still runs: wait for it, or name a parent."
 
 OutputSoFar = Callable[[str], Tokens]
 """The output so far of a running turn, by its id."""
@@ -47,7 +41,8 @@ class Assembly:
     """A turn as it would be, before anything has changed.
 
     `prompt` is inherited[:n_inherited] + new tokens. `victims` are turns that a replace removes,
-    children before parents; `commits` is a running turn that a replace ends and keeps.
+    children before parents; `commits` is a running turn that a replace ends and keeps. `namespace`
+    and `adapter` are those of the turn. `at_tip`: it was asked for at the tip, which waits for it.
     """
 
     turn_id: str
@@ -56,30 +51,73 @@ class Assembly:
     n_inherited: int
     victims: tuple[str, ...] = ()
     commits: str | None = None
+    namespace: str = ""
+    adapter: str | None = None
+    at_tip: bool = False
+
+    @property
+    def turn(self) -> RunningTurn:
+        return RunningTurn(
+            self.turn_id,
+            self.parent,
+            self.prompt,
+            self.n_inherited,
+            self.namespace,
+            self.adapter,
+        )
 
 
 class Session:
     """One conversation that the server holds.
 
     Invariants: a streaming session has at most one turn in flight and at most one done turn; every
-    turn has exactly one BranchKv; `Lent(to)` names a turn of this session; a lease in an `Idle` is
-    known to the store's IdleLru under (generation, turn id).
+    turn has its KV in `holdings`; `_mover`, if any, is a turn in flight that was asked for at the
+    tip; while `_moving`, a tip that was moved is not durable yet.
     """
 
-    def __init__(self, command: OpenSession, generation: int, idle: IdleLru) -> None:
-        self.id = command.id
+    def __init__(
+        self,
+        options: OpenSession,
+        generation: int,
+        idle: IdleOrder,
+        opened_at: float,
+        origin: Origin | None = None,
+        tenant: str = "",
+    ) -> None:
+        self.options = options
+        self.tenant = tenant
         self.generation = generation
-        self.streaming = command.streaming
-        self.timeout_s = command.timeout_s
-        self.capacity = command.capacity
+        self.opened_at = opened_at
+        self.origin = origin
         self.closing = False
+        self.hits = KvHits()
         self.turns = TurnTree()
-        self._kv: dict[str, BranchKv] = {}
-        self._running: set[str] = set()
+        self.returns = Returns()
+        self.hold_until_s = 0.0
+        self.holdings = Holdings(generation, self.turns, idle, self._standing)
+        self._running: dict[str, KvLoss | None] = {}
+        self._mover: str | None = None
+        self._moving = False
         self._tip: str | None = None
-        self._idle = idle
 
     # -- reading
+
+    def _standing(self) -> Standing:
+        """What its idle leases are ranked by."""
+        grace_s = self.returns.grace_s
+        return Standing(self.tenant, self.options.priority, self.hold_until_s, grace_s)
+
+    @property
+    def id(self) -> str:
+        return self.options.id
+
+    @property
+    def streaming(self) -> bool:
+        return self.options.streaming
+
+    @property
+    def timeout_s(self) -> float | None:
+        return self.options.timeout_s
 
     @property
     def n_running(self) -> int:
@@ -91,22 +129,48 @@ class Session:
 
     @property
     def tip(self) -> str | None:
-        """The turn that finished last, if any."""
+        """The turn that finished last, or that a rewind went back to."""
         return self._tip
+
+    @property
+    def history(self) -> TokenLog:
+        """The tokens of the tip."""
+        return EMPTY if self._tip is None else log_of(self.turns.get(self._tip))
 
     def n_held_tokens(self) -> int:
         """KV tokens that idle leases of this session keep, shared ones included."""
-        return sum(lease.committed for _, lease in self._idle_leases())
+        return sum(lease.committed for _, lease in self.idle_leases())
 
-    def _idle_leases(self) -> list[tuple[str, Lease]]:
-        held: list[tuple[str, Lease]] = []
-        for turn_id, kv in self._kv.items():
-            match kv:
-                case Idle(lease):
-                    held.append((turn_id, lease))
-                case Cold() | Busy() | Lent():
-                    pass
-        return held
+    def idle_leases(self) -> list[IdleLease]:
+        return self.holdings.idle_leases()
+
+    @property
+    def _tip_taken(self) -> bool:
+        return self._mover is not None or self._moving
+
+    def check_tip(self, expected: str | None) -> None:
+        """Raises TipMismatch where a tip is expected, and it is another; "" expects none."""
+        if expected is not None and (expected or None) != self._tip:
+            raise TipMismatch(expected, self._tip)
+
+    def check_still(self) -> None:
+        """Raises SessionClosing, and TurnInFlight while a turn is about to move the tip."""
+        if self.closing:
+            raise SessionClosing(self.id)
+        if self._tip_taken or (self.streaming and self._running):
+            raise TurnInFlight(TIP_TAKEN)
+
+    def at(self, n_tokens: int) -> str:
+        """The turn on the way to the tip in whose history its first `n_tokens` end.
+
+        Raises InvalidField where the tip's history is shorter.
+        """
+        turn = None if self._tip is None else self.turns.get(self._tip)
+        if turn is None or not 0 <= n_tokens <= len(log_of(turn)):
+            raise InvalidField("n_tokens", n_tokens, f"in [0, {len(self.history)}], the history")
+        while turn.parent is not None and n_tokens <= turn.n_inherited:
+            turn = self.turns.get(turn.parent)
+        return turn.id
 
     # -- a turn begins
 
@@ -114,8 +178,9 @@ class Session:
         self, ref: SessionRef, turn_id: str, new: Tokens, bos: int | None, peek: OutputSoFar
     ) -> Assembly:
         """Work out the turn's context without changing anything; raises a UserError on refusal."""
-        parent_id = self._parent(ref)
-        inherited, commits = self._inherited(parent_id, ref, peek)
+        ref = self._resolved(ref)
+        parent_id = ref.parent
+        inherited, commits = self._inherited(ref, peek)
         victims: list[str] = self.turns.descendants(parent_id) if ref.replace else []
         if turn_id in self.turns and turn_id not in victims:
             raise DuplicateTurn(turn_id)
@@ -126,24 +191,54 @@ class Session:
             raise EmptyContext(
                 "A session request must contain input tokens after restoring history."
             )
-        return Assembly(
-            turn_id, parent_id, prompt, len(inherited), tuple(reversed(victims)), commits
-        )
+        gone = tuple(reversed(victims))
+        at_tip = ref.at_tip
+        return Assembly(turn_id, parent_id, prompt, len(inherited), gone, commits, at_tip=at_tip)
 
     def context(self, ref: SessionRef, peek: OutputSoFar) -> tuple[str | None, TokenLog]:
         """The turn that a turn at `ref` would continue, and the history it would inherit.
 
         Raises what `assemble` would refuse the turn with.
         """
-        parent_id = self._parent(ref)
-        return parent_id, self._inherited(parent_id, ref, peek)[0]
+        ref = self._resolved(ref)
+        return ref.parent, self._inherited(ref, peek)[0]
 
-    def _parent(self, ref: SessionRef) -> str | None:
+    def splice(self, turn_id: str, start: int, end: int, new: Tokens) -> Assembly:
+        """A turn whose history is the tip's, with `new` in place of `[start, end)`.
+
+        It is a child of the turn in which `start` lies. Raises InvalidField for a bad range,
+        DuplicateTurn, EmptyContext where nothing is left.
+        """
+        history = self.history
+        if not start <= end <= len(history):
+            raise InvalidField("end", end, f"in [{start}, {len(history)}], the history's length")
+        parent = self.at(start) if start else None
+        kept = EMPTY if parent is None else log_of(self.turns.get(parent)).prefix(start)
+        prompt = kept.append(new).append(history.read(end, len(history)))
+        if turn_id in self.turns:
+            raise DuplicateTurn(turn_id)
+        if not len(prompt):
+            raise EmptyContext("nothing is left of the history")
+        assembly = Assembly(turn_id, parent, prompt, start, at_tip=True)
+        return self.like(assembly, self._tip if parent is None else parent)
+
+    def like(self, assembly: Assembly, turn_id: str | None) -> Assembly:
+        """`assembly` with its KV where that of a turn is, and as if that turn's adapter had run."""
+        if turn_id is None:
+            return assembly
+        turn = self.turns.get(turn_id)
+        return replace(assembly, namespace=turn.namespace, adapter=turn.adapter)
+
+    def _resolved(self, ref: SessionRef) -> SessionRef:
+        """`ref` with the parent that it means. Raises what refuses a turn there at once."""
         if self.closing:
             raise SessionClosing(self.id)
         if self.streaming:
             self._check_streaming(ref)
-        return self._tip if self.streaming else ref.parent
+        elif ref.at_tip and self._tip_taken:
+            raise TurnInFlight(TIP_TAKEN)
+        self.check_tip(ref.expected_tip)
+        return replace(ref, parent=self._tip) if self.streaming or ref.at_tip else ref
 
     def _check_streaming(self, ref: SessionRef) -> None:
         if self._running:
@@ -155,10 +250,9 @@ class Session:
         if ref.offset:
             raise StreamingRefused("offset")
 
-    def _inherited(
-        self, parent_id: str | None, ref: SessionRef, peek: OutputSoFar
-    ) -> tuple[TokenLog, str | None]:
+    def _inherited(self, ref: SessionRef, peek: OutputSoFar) -> tuple[TokenLog, str | None]:
         """The context taken over, and the running turn that has to be committed for it."""
+        parent_id = ref.parent
         if parent_id is None:
             return EMPTY, None
         commits = None
@@ -179,180 +273,112 @@ class Session:
 
         Returns what KV the turn starts with; a lease in it belongs to the caller.
         """
-        turn = RunningTurn(assembly.turn_id, assembly.parent, assembly.prompt, assembly.n_inherited)
+        start = self.holdings.begin(self._add(assembly))
+        self._running[assembly.turn_id] = _loss(start)
+        return start
+
+    def register_cut(self, assembly: Assembly) -> tuple[KvStart, Freed]:
+        """`register`, for a turn that takes the tip's place and makes its KV past it worthless."""
+        assert self._tip is not None
+        return self.holdings.begin_cut(self._add(assembly), self._tip)
+
+    def register_fork(self, assembly: Assembly) -> None:
+        """Make a first turn out of another session's history; its KV comes from there."""
+        self.holdings.begin(self._add(assembly))
+
+    def _add(self, assembly: Assembly) -> RunningTurn:
+        turn = assembly.turn
         self.turns.add(turn)
-        self._kv[turn.id] = BUSY
-        self._running.add(turn.id)
-        if turn.parent is None or not turn.n_inherited:
-            return FRESH
-        return self._start_from(turn.parent, turn)
-
-    def _start_from(self, parent_id: str, turn: RunningTurn) -> KvStart:
-        whole = turn.n_inherited == len(_log(self.turns.get(parent_id)))
-        match self._kv[parent_id]:
-            case Idle() if whole:
-                return Moved(self._take(parent_id, Lent(turn.id)))
-            case Idle() | Cold() | Busy() | Lent():
-                return self._fork(parent_id, turn.n_inherited)
-
-    def _take(self, turn_id: str, then: BranchKv) -> Lease:
-        """Move the lease out of an idle turn, and leave `then` in its place."""
-        match self._kv[turn_id]:
-            case Idle(lease):
-                self._idle.discard((self.generation, turn_id))
-                self._kv[turn_id] = then
-                return lease.move()
-            case Cold() | Busy() | Lent() as kv:
-                raise AssertionError(f"turn {turn_id} is {kv}, not idle")
-
-    def _fork(self, turn_id: str, at: int) -> KvStart:
-        holder = self._holder(turn_id)
-        match self._kv[holder]:
-            case Idle(lease):
-                return self._fork_idle(holder, lease, at)
-            case Busy():
-                return ForkRunning(holder, at)
-            case Cold() | Lent():
-                return FRESH
-
-    def _fork_idle(self, turn_id: str, lease: Lease, at: int) -> KvStart:
-        """Fork an idle lease, out of reach of the demotion that may make room for it."""
-        self._idle.discard((self.generation, turn_id))
-        try:
-            return Moved(lease.fork(_log(self.turns.get(turn_id)), min(at, lease.committed)))
-        except NoRoom:
-            return FRESH
-        finally:
-            self._idle.add((self.generation, turn_id))
-
-    def _holder(self, turn_id: str) -> str:
-        """The turn that holds the KV of `turn_id` now, following where it was lent to."""
-        at = turn_id
-        while True:
-            match self._kv[at]:
-                case Lent(to):
-                    at = to
-                case _:
-                    return at
+        self._running[turn.id] = None
+        if assembly.at_tip:
+            self._mover = turn.id
+        return turn
 
     # -- a turn ends
 
-    def finish(self, turn_id: str, output: Tokens, lease: Lease | None) -> None:
-        """The turn is done, with `output` as far as it counts; takes over the lease."""
-        self._running.remove(turn_id)
-        self.turns.finish(turn_id, output)
-        self._hold(turn_id, lease)
+    def finish(self, turn_id: str, ending: Ending, lease: Lease | None) -> DoneTurn:
+        """The turn is done; takes over the lease."""
+        self._leave(turn_id)
+        done = self.turns.finish(turn_id, ending)
+        self.holdings.hold(turn_id, lease)
         self._advance(turn_id)
+        return done
 
-    def restore(self, record: TurnRecord) -> None:
+    def missed(self, turn_id: str, n_recomputed: int, page_size: int) -> KvLoss | None:
+        """Count a hit or a miss of a turn that has run; why it was a miss, if it was.
+
+        A miss has computed more of its history again than the page that a prefix may end in.
+        """
+        if n_recomputed <= page_size:
+            self.hits = replace(self.hits, n_hits=self.hits.n_hits + 1)
+            return None
+        why = self._running[turn_id] or KvLoss.PRESSURE
+        self.hits = replace(self.hits, n_misses=self.hits.n_misses + 1, last_miss=why)
+        return why
+
+    def restore(self, turn: DoneTurn) -> None:
         """Take in a done turn that a journal kept; its parent is here, and it comes back cold."""
-        parent = self._tip if self.streaming else record.parent
-        history = EMPTY if parent is None else _log(self.turns.get(parent))
-        prompt = history.prefix(record.n_inherited).append(record.new)
-        self.turns.add(DoneTurn(record.id, parent, prompt, prompt.append(record.output)))
-        self._kv[record.id] = COLD
-        self._advance(record.id)
+        self.turns.add(turn)
+        self.holdings.hold(turn.id, None, KvLoss.RESTART)
+        self._tip = turn.id
 
     def point_to(self, tip: str | None) -> None:
-        """Name the turn that finished last, where a replace has removed later ones."""
+        """Name the tip, where it is not the turn that finished last."""
         assert tip is None or tip in self.turns
         self._tip = tip
 
+    def move_tip(self, tip: str) -> Callable[[bool], None]:
+        """Point to a turn, for as long as it takes to learn whether it stays so.
+
+        Until what is returned is called with that, nothing else may move the tip.
+        """
+        before, self._moving = self._tip, True
+        self.point_to(tip)
+
+        def decided(stays: bool) -> None:
+            self._moving = False
+            if not stays and self._tip == tip and (before is None or before in self.turns):
+                self._tip = before
+
+        return decided
+
     def _advance(self, turn_id: str) -> None:
         if self.streaming and self._tip is not None:
-            self._forget_before(turn_id, self._tip)
+            self.turns.make_root(turn_id)
+            self.holdings.forget(self._tip)
+            self.turns.discard(self._tip)
         self._tip = turn_id
 
     def roll_back(self, turn_id: str, lease: Lease | None) -> None:
         """The turn leaves no trace but KV: its lease goes back to the parent, rewound to fit."""
-        self._running.remove(turn_id)
-        del self._kv[turn_id]
+        self._leave(turn_id)
         match self.turns.discard(turn_id):
             case RunningTurn() as turn:
-                self._return_kv(turn, lease)
+                self.holdings.roll_back(turn, lease)
             case DoneTurn():
                 raise AssertionError(f"turn {turn_id} is done, and cannot be rolled back")
 
-    def _return_kv(self, turn: RunningTurn, lease: Lease | None) -> None:
-        parent_id = turn.parent
-        if parent_id is None:
-            if lease is not None:
-                lease.publish(turn.prompt, min(lease.committed, len(turn.prompt)))
-                lease.release()
-            return
-        match self._kv[parent_id]:
-            case Lent(to) if to == turn.id:
-                self._give_back(parent_id, lease, turn.n_inherited)
-            case Cold():
-                self._give_back(parent_id, lease, turn.n_inherited)
-            case Idle() | Busy() | Lent():
-                if lease is not None:
-                    lease.release()
-
-    def remove(self, turn_id: str) -> None:
+    def remove(self, turn_id: str) -> DoneTurn:
         """A replace removes a done turn without children; its KV goes back to its parent."""
-        turn = self.turns.discard(turn_id)
-        if self._tip == turn_id:
-            self._tip = turn.parent
-        lease = self._take_if_idle(turn_id)
-        del self._kv[turn_id]
-        parent_kv = COLD if turn.parent is None else self._kv[turn.parent]
-        match parent_kv:
-            case Lent(to) if turn.parent is not None and to == turn_id:
-                self._give_back(turn.parent, lease, len(_log(self.turns.get(turn.parent))))
-            case Cold() | Idle() | Busy() | Lent():
-                if lease is not None:
-                    lease.release()
+        match self.turns.discard(turn_id):
+            case DoneTurn() as turn:
+                if self._tip == turn_id:
+                    self._tip = turn.parent
+                self.holdings.remove(turn)
+                return turn
+            case RunningTurn():
+                raise AssertionError(f"turn {turn_id} runs, and cannot be removed")
 
-    def _take_if_idle(self, turn_id: str) -> Lease | None:
-        match self._kv[turn_id]:
-            case Idle():
-                return self._take(turn_id, COLD)
-            case Cold() | Busy() | Lent():
-                return None
-
-    def _give_back(self, parent_id: str, lease: Lease | None, n_common: int) -> None:
-        """A child's lease becomes its parent's, as far as both have the same tokens."""
-        if lease is not None:
-            lease.truncate(min(lease.committed, n_common))
-        self._hold(parent_id, lease)
-
-    def _hold(self, turn_id: str, lease: Lease | None) -> None:
-        if lease is None:
-            self._kv[turn_id] = COLD
-        else:
-            self._kv[turn_id] = Idle(lease)
-            self._idle.add((self.generation, turn_id))
-
-    def _forget_before(self, turn_id: str, old_tip: str) -> None:
-        """A streaming session keeps one done turn; the token log keeps the history."""
-        self.turns.make_root(turn_id)
-        self.turns.discard(old_tip)
-        lease = self._take_if_idle(old_tip)
-        assert lease is None, "a streaming tip's lease moves on with its append"
-        del self._kv[old_tip]
-
-    # -- reclaiming
-
-    def demote(self, turn_id: str) -> None:
-        """Give up the idle lease of a turn; its full pages stay in the prefix tree, evictable."""
-        lease = self._take(turn_id, COLD)
-        lease.publish(_log(self.turns.get(turn_id)), lease.committed)
-        lease.release()
-
-    def release_all(self) -> tuple[int, int]:
-        """Demote every idle turn, at close. Returns (pages, tokens) that were held."""
-        n_pages = n_tokens = 0
-        for turn_id, lease in self._idle_leases():
-            n_pages += sum(len(table) for table in lease.tables())
-            n_tokens += lease.committed
-            self.demote(turn_id)
-        return n_pages, n_tokens
+    def _leave(self, turn_id: str) -> None:
+        del self._running[turn_id]
+        if self._mover == turn_id:
+            self._mover = None
 
 
-def _log(turn: Turn) -> TokenLog:
-    match turn:
-        case DoneTurn(log=log):
-            return log
-        case RunningTurn(prompt=prompt):
-            return prompt
+def _loss(start: KvStart) -> KvLoss | None:
+    """Why a turn that begins like this may have to compute its history again."""
+    match start:
+        case Fresh(why):
+            return why
+        case Moved() | ForkRunning():
+            return None

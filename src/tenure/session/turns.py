@@ -12,27 +12,60 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tenure.core.errors import DuplicateTurn, UnknownTurn
+from tenure.core.events import TurnResult
 from tenure.core.tokens import TokenLog, Tokens
+from tenure.core.turns import TurnKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningTurn:
-    """A turn inside the scheduler. `prompt` is its context; `n_inherited` of it is history."""
+    """A turn inside the scheduler. `prompt` is its context; `n_inherited` of it is history.
+
+    `namespace` is where its KV is; `adapter` names what it runs with besides the model.
+    """
 
     id: str
     parent: str | None
     prompt: TokenLog
     n_inherited: int
+    namespace: str = ""
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DoneTurn:
-    """A finished turn: `log` is `prompt` followed by the output that counts."""
+    """A finished turn: `log` is `prompt` followed by the output that counts.
+
+    `serial` is its number in the journal, `ended_at` wall-clock time. `result` is None where the
+    turn did not run, or where how it ended was not kept.
+    """
 
     id: str
     parent: str | None
     prompt: TokenLog
+    n_inherited: int
     log: TokenLog
+    serial: int
+    ended_at: float
+    kind: TurnKind = TurnKind.RUN
+    result: TurnResult | None = None
+    namespace: str = ""
+    adapter: str | None = None
+
+    @property
+    def output(self) -> Tokens:
+        return self.log.read(len(self.prompt), len(self.log))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ending:
+    """What is known of a turn once it has ended; see DoneTurn."""
+
+    output: Tokens
+    serial: int
+    ended_at: float
+    kind: TurnKind = TurnKind.RUN
+    result: TurnResult | None = None
 
 
 Turn: TypeAlias = RunningTurn | DoneTurn
@@ -77,11 +110,11 @@ class TurnTree:
         self._turns[turn.id] = turn
         self._children.setdefault(turn.parent, []).append(turn.id)
 
-    def finish(self, turn_id: str, output: Tokens) -> DoneTurn:
-        """Turn a running turn into a done one whose log ends with `output`."""
+    def finish(self, turn_id: str, ending: Ending) -> DoneTurn:
+        """Turn a running turn into a done one."""
         match self._turns[turn_id]:
-            case RunningTurn(id=id_, parent=parent, prompt=prompt):
-                done = DoneTurn(id_, parent, prompt, prompt.append(output))
+            case RunningTurn() as turn:
+                done = done_turn(turn, ending)
                 self._turns[turn_id] = done
                 return done
             case DoneTurn():
@@ -141,6 +174,32 @@ class TurnTree:
             todo.extend((child, end, False) for child in reversed(below[1:]))
             todo.extend((child, end, True) for child in below[:1])
         return lines
+
+
+def done_turn(turn: RunningTurn, ending: Ending) -> DoneTurn:
+    """`turn` as it has ended."""
+    return DoneTurn(
+        turn.id,
+        turn.parent,
+        turn.prompt,
+        turn.n_inherited,
+        turn.prompt.append(ending.output),
+        ending.serial,
+        ending.ended_at,
+        ending.kind,
+        ending.result,
+        turn.namespace,
+        turn.adapter,
+    )
+
+
+def log_of(turn: Turn) -> TokenLog:
+    """The tokens of a turn, as far as its KV may be kept: those of a running one, its prompt."""
+    match turn:
+        case DoneTurn(log=log):
+            return log
+        case RunningTurn(prompt=prompt):
+            return prompt
 
 
 def is_done(turn: Turn) -> bool:

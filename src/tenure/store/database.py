@@ -1,8 +1,12 @@
 """The journal's file: one SQLite database, read at start and written by one thread.
 
-    session   an open session; rows go when it closes
-    turn      a done turn, by order of its end. In a streaming session only the newest counts as a
-              turn; of those before it only the tokens, which its context is made of
+    session   an open session, its id as `core.tenant.owned` spells it; its row goes when it closes
+    turn      a done turn, by order of its end. Its history is the first `n_inherited` tokens of
+              that of turn `before`, which may be another session's, then `new`, then `output`.
+              A turn that is gone (replaced, forgotten, of a closed session) stays for as long as
+              the history of another one goes through it
+    expired   sessions whose idle time ran out, by tenant and id, until the id is opened again
+    kept      values of the engine's clients, by the names of `core.tenant.owned`
     facts     names and values: the model, and what is written to see whether the disk takes it
 
 `locking_mode` is EXCLUSIVE: no other connection, of this process or another, can write or
@@ -15,25 +19,45 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tenure.core.config import JournalSync
 from tenure.core.errors import ConfigError
 from tenure.core.info import ModelInfo
+from tenure.core.tenant import owned, split_owned
 from tenure.session.journal import (
+    ExpiredSession,
+    KeptGone,
+    KeptRecord,
     Record,
+    RestoredTurn,
+    SessionChanged,
     SessionGone,
     SessionRecord,
     SessionSeen,
     Stored,
+    TipMoved,
     TurnGone,
     TurnRecord,
 )
 from tenure.store.folder import OTHER_FOLDER, PRIVATE_FILE
-from tenure.store.rows import BadRow, session_of, session_row, turn_of, turn_row
+from tenure.store.refusals import UNFIT, damaged, refusal
+from tenure.store.rows import (
+    BadRow,
+    Row,
+    changed_row,
+    kept_of,
+    kept_row,
+    session_of,
+    session_row,
+    turn_of,
+    turn_row,
+)
+from tenure.store.schema import LATER, SCHEMA, upgrade
 
 APPLICATION_ID = 0x544E5552  # "TNUR"
-VERSION = 1
+VERSION = 2
 
 BUSY_S = 5.0
 """How long another program's lock is waited for."""
@@ -44,37 +68,8 @@ FREE_PAGES_KEPT = 256
 FREE_AT_ONCE = 1024
 WAL_KEPT_BYTES = 16 << 20
 
-SCHEMA = """
-CREATE TABLE session (
-    generation INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    streaming INTEGER NOT NULL,
-    timeout_s REAL,
-    capacity TEXT,
-    opened_at REAL NOT NULL,
-    active_at REAL NOT NULL,
-    running INTEGER NOT NULL,
-    closing INTEGER NOT NULL,
-    tip TEXT,
-    crc INTEGER NOT NULL
-);
-CREATE TABLE turn (
-    seq INTEGER PRIMARY KEY,
-    generation INTEGER NOT NULL REFERENCES session (generation),
-    id TEXT NOT NULL,
-    parent TEXT,
-    n_inherited INTEGER NOT NULL,
-    new BLOB NOT NULL,
-    output BLOB NOT NULL,
-    ended_at REAL NOT NULL,
-    detail TEXT,
-    crc INTEGER NOT NULL
-);
-CREATE INDEX turn_by_id ON turn (generation, id);
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-"""
-
-TURN_COLUMNS = "generation, id, parent, n_inherited, new, output, ended_at"
+EXPIRED_KEPT = 65_536
+"""Sessions that expired, as many as are remembered; older ones go when the file is tidied."""
 
 
 class Database:
@@ -110,8 +105,8 @@ class Database:
             self._make()
         else:
             self._check(application)
+        self._db.executescript(f"BEGIN; {LATER} COMMIT;")
         self._db.execute(f"PRAGMA synchronous = {sync.value}")
-        self._db.execute("PRAGMA foreign_keys = ON")
         self._db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
         # `tidy` does it when nobody waits; this is for the case that somebody always does.
         self._db.execute("PRAGMA wal_autocheckpoint = 16384")
@@ -134,7 +129,11 @@ class Database:
             )
         found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
-            raise _damaged(self.path, str(found))
+            raise damaged(self.path, str(found))
+        try:
+            upgrade(self._db, version)
+        except BadRow as error:
+            raise damaged(self.path, str(error)) from error
 
     def claim(self, model: ModelInfo) -> None:
         """Note whose sessions these are. Raises ConfigError where they are another model's."""
@@ -161,10 +160,17 @@ class Database:
         row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'session'").fetchone()
         return 1 if row is None else row[0] + 1
 
+    def next_serial(self) -> int:
+        """Above the number of every turn that is kept. Raises ConfigError where it is damaged."""
+        try:
+            return self._number("SELECT coalesce(max(serial), 0) + 1 FROM turn")
+        except sqlite3.Error as error:
+            raise refusal(self.path, error) from error
+
     def load(self) -> Iterator[Stored]:
         """Sessions, then turns in the order of their end. Raises ConfigError where it is damaged.
 
-        What comes out fits together: parents are there, and contexts are no longer than they.
+        What comes out fits together: parents are there, and so is every history.
         """
         try:
             sessions = {}
@@ -176,25 +182,43 @@ class Database:
         except sqlite3.Error as error:
             raise refusal(self.path, error) from error
         except BadRow as error:
-            raise _damaged(self.path, str(error)) from error
+            raise damaged(self.path, str(error)) from error
 
-    def _load_turns(self, sessions: dict[int, SessionRecord]) -> Iterator[TurnRecord]:
-        n_tokens: dict[tuple[int, str | None], int] = dict.fromkeys(
-            ((generation, None) for generation in sessions), 0
-        )
-        for row in self._db.execute(f"SELECT {TURN_COLUMNS}, crc FROM turn ORDER BY seq"):
-            record = turn_of(row)
-            key = record.generation, record.id
-            context = n_tokens.get((record.generation, record.parent), -1)
-            if not 0 <= record.n_inherited <= context:
+    def _load_turns(self, sessions: dict[int, SessionRecord]) -> Iterator[RestoredTurn]:
+        n_tokens: dict[int | None, int] = {None: 0}
+        known: set[tuple[int, str | None]] = {(generation, None) for generation in sessions}
+        for row in self._db.execute("SELECT * FROM turn ORDER BY serial"):
+            turn = turn_of(row)
+            record = turn.record
+            if not 0 <= record.n_inherited <= n_tokens.get(record.before, -1):
                 raise BadRow(f"turn {record.id!r} does not fit the turn before it")
-            if key in n_tokens and not sessions[record.generation].streaming:
-                raise BadRow(f"turn {record.id!r} is there twice")
-            n_tokens[key] = record.n_inherited + len(record.new) + len(record.output)
-            yield record
+            n_tokens[record.serial] = record.n_inherited + len(record.new) + len(record.output)
+            if not turn.gone:
+                turn = _placed(turn, sessions, known)
+            yield turn
         for session in sessions.values():
-            if (session.generation, session.tip) not in n_tokens:
-                raise BadRow(f"the newest turn of session {session.id!r} is missing")
+            if (session.generation, session.tip) not in known:
+                raise BadRow(f"the newest turn of session {session.options.id!r} is missing")
+
+    def load_expired(self) -> Iterator[ExpiredSession]:
+        """The newest EXPIRED_KEPT, in the order in which they expired. Raises ConfigError."""
+        newest = "SELECT * FROM expired ORDER BY seq DESC LIMIT ?"
+        query = f"SELECT id, timeout_s FROM ({newest}) ORDER BY seq"
+        try:
+            for key, timeout_s in self._db.execute(query, (EXPIRED_KEPT,)):
+                yield ExpiredSession(*split_owned(key), timeout_s)
+        except sqlite3.Error as error:
+            raise refusal(self.path, error) from error
+
+    def load_kept(self) -> Iterator[KeptRecord]:
+        """In the order in which they were written. Raises ConfigError where it is damaged."""
+        try:
+            for row in self._db.execute("SELECT name, session, value, crc FROM kept ORDER BY seq"):
+                yield kept_of(row)
+        except sqlite3.Error as error:
+            raise refusal(self.path, error) from error
+        except BadRow as error:
+            raise damaged(self.path, str(error)) from error
 
     def size_bytes(self) -> int:
         """Of the file and the log beside it."""
@@ -238,6 +262,9 @@ class Database:
         if n_free > FREE_PAGES_KEPT:
             n = min(n_free - FREE_PAGES_KEPT, FREE_AT_ONCE)
             self._db.execute(f"PRAGMA incremental_vacuum({n})").fetchall()
+        self._db.execute(
+            "DELETE FROM expired WHERE seq <= (SELECT max(seq) FROM expired) - ?", (EXPIRED_KEPT,)
+        )
         self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         self.probe()
 
@@ -255,15 +282,22 @@ class Database:
     def _try(self, record: Record) -> str | None:
         try:
             self._apply(record)
-        except (sqlite3.IntegrityError, sqlite3.InterfaceError, OverflowError) as error:
+        except UNFIT as error:
             return f"{type(record).__name__}: {error}"
         return None
 
     def _apply(self, record: Record) -> None:
         match record:
             case SessionRecord():
-                marks = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
-                self._db.execute(f"INSERT INTO session VALUES ({marks})", session_row(record))
+                key = owned(record.tenant, record.options.id)
+                self._db.execute("DELETE FROM expired WHERE id = ?", (key,))
+                self._insert("session", session_row(record))
+            case SessionChanged(changed):
+                self._db.execute(
+                    "UPDATE session SET timeout_s = ?, max_tokens = ?, priority = ?, metadata = ?, "
+                    "active_at = ?, crc = ? WHERE generation = ?",
+                    changed_row(changed),
+                )
             case TurnRecord():
                 self._add_turn(record)
             case SessionSeen(generation, at, running, closing):
@@ -272,73 +306,92 @@ class Database:
                     "WHERE generation = ?",
                     (at, running, closing, generation),
                 )
-            case TurnGone(generation, id, tip):
+            case TipMoved(generation, tip):
+                self._point(generation, tip)
+            case TurnGone(generation, serial, tip):
+                self._db.execute("UPDATE turn SET gone = 1 WHERE serial = ?", (serial,))
+                self._prune([serial])
+                self._point(generation, tip)
+            case KeptRecord():
                 self._db.execute(
-                    "DELETE FROM turn WHERE generation = ? AND id = ?", (generation, id)
+                    "INSERT OR REPLACE INTO kept (name, session, value, crc) VALUES (?, ?, ?, ?)",
+                    kept_row(record),
                 )
-                self._db.execute(
-                    "UPDATE session SET tip = ? WHERE generation = ?", (tip, generation)
-                )
-            case SessionGone(generation):
-                self._db.execute("DELETE FROM turn WHERE generation = ?", (generation,))
-                self._db.execute("DELETE FROM session WHERE generation = ?", (generation,))
+            case KeptGone(tenant, name):
+                self._db.execute("DELETE FROM kept WHERE name = ?", (owned(tenant, name),))
+            case SessionGone(generation, expired):
+                if expired:
+                    self._db.execute(
+                        "INSERT OR REPLACE INTO expired (id, timeout_s) "
+                        "SELECT id, timeout_s FROM session WHERE generation = ?",
+                        (generation,),
+                    )
+                self._drop(generation)
+
+    def _insert(self, table: str, row: Row) -> None:
+        marks = ", ".join("?" * len(row))
+        self._db.execute(f"INSERT INTO {table} VALUES ({marks})", row)
+
+    def _point(self, generation: int, tip: str | None) -> None:
+        self._db.execute("UPDATE session SET tip = ? WHERE generation = ?", (tip, generation))
 
     def _add_turn(self, record: TurnRecord) -> None:
-        self._db.execute(
-            f"INSERT INTO turn ({TURN_COLUMNS}, detail, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            turn_row(record),
-        )
-        if record.forgets is not None:
-            self._db.execute(
-                "UPDATE turn SET detail = NULL WHERE generation = ? AND id = ?",
-                (record.generation, record.forgets),
-            )
-        self._db.execute(
+        found = self._db.execute(
             "UPDATE session SET active_at = ?, running = ?, tip = ? WHERE generation = ?",
             (record.ended_at, record.running, record.id, record.generation),
         )
+        if not found.rowcount:
+            raise sqlite3.IntegrityError(f"there is no session of generation {record.generation}")
+        self._insert("turn", turn_row(record))
+        if record.forgets is not None:
+            self._db.execute(
+                "UPDATE turn SET gone = 1, detail = NULL WHERE serial = ?", (record.forgets,)
+            )
+            self._prune([record.forgets])
+
+    def _drop(self, generation: int) -> None:
+        """A session is closed: its turns are gone, but for histories that forks go on from."""
+        turns = self._db.execute(
+            "SELECT serial FROM turn WHERE generation = ? ORDER BY serial", (generation,)
+        )
+        serials = [serial for (serial,) in turns]
+        self._db.execute(
+            "UPDATE turn SET gone = 1, detail = NULL WHERE generation = ?", (generation,)
+        )
+        self._db.execute("DELETE FROM session WHERE generation = ?", (generation,))
+        self._prune(serials)
+
+    def _prune(self, serials: list[int]) -> None:
+        """Delete gone turns, last first, as far as no history goes through them.
+
+        A turn that was waiting for that goes too: it comes up as the `before` of the last such.
+        """
+        while serials:
+            deleted = self._db.execute(
+                "DELETE FROM turn WHERE serial = ? AND gone AND NOT EXISTS "
+                "(SELECT 1 FROM turn AS later WHERE later.before = turn.serial) RETURNING before",
+                (serials.pop(),),
+            ).fetchone()
+            if deleted is not None and deleted[0] is not None:
+                serials.append(deleted[0])
 
 
-REASONS = {
-    sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_IOERR: "the disk failed",
-    sqlite3.SQLITE_READONLY: "it is read-only",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_PERM: "access is denied",
-    sqlite3.SQLITE_BUSY: "another program holds it",
-    sqlite3.SQLITE_LOCKED: "another program holds it",
-    sqlite3.SQLITE_CORRUPT: "it is damaged",
-    sqlite3.SQLITE_NOTADB: "it is not a database",
-}
+def _placed(
+    turn: RestoredTurn,
+    sessions: dict[int, SessionRecord],
+    known: set[tuple[int, str | None]],
+) -> RestoredTurn:
+    """A turn of an open session's tree; it becomes known. Raises BadRow where it is none.
 
-
-def explain(error: sqlite3.Error) -> str:
-    """What went wrong with a journal, in a few words, with SQLite's own in brackets."""
-    primary = _code(error) & 0xFF
-    reason = REASONS.get(primary)
-    return str(error) if reason is None else f"{reason} ({error})"
-
-
-def refusal(path: Path, error: sqlite3.Error) -> ConfigError:
-    """Why a journal cannot be used, and what to do."""
-    match _code(error) & 0xFF:
-        case sqlite3.SQLITE_CORRUPT:
-            return _damaged(path, str(error))
-        case sqlite3.SQLITE_NOTADB:
-            return ConfigError(f"{path} is not a journal; move it away, or {OTHER_FOLDER}")
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return ConfigError(f"{path} is held by another program; close it and start again")
-        case _:
-            return ConfigError(f"cannot use the journal {path}: {explain(error)}; {OTHER_FOLDER}")
-
-
-def _code(error: sqlite3.Error) -> int:
-    """SQLite's extended code; 0 for errors of the Python module itself."""
-    return vars(error).get("sqlite_errorcode", 0)
-
-
-def _damaged(path: Path, what: str) -> ConfigError:
-    return ConfigError(
-        f"the journal {path} is damaged: {what}. Nothing was changed. Put back a copy of it, or "
-        f"move it away (with {path.name}-wal) to start without its sessions"
-    )
+    In a streaming session the turn before it has been forgotten.
+    """
+    record = turn.record
+    session, key = sessions.get(record.generation), (record.generation, record.id)
+    if session is None or key in known:
+        raise BadRow(f"turn {record.id!r} is of no session, or there twice")
+    if session.options.streaming:
+        turn = replace(turn, record=replace(record, parent=None))
+    elif (record.generation, record.parent) not in known:
+        raise BadRow(f"the parent of turn {record.id!r} is missing")
+    known.add(key)
+    return turn

@@ -14,9 +14,19 @@ import structlog
 from tenure.core.config import JournalSettings, JournalSync
 from tenure.core.errors import ConfigError, JournalFailed
 from tenure.core.info import JournalInfo, ModelInfo
-from tenure.session.journal import Done, Record, SessionRecord, Stored, TurnRecord, ignore
-from tenure.store.database import Database, refusal
+from tenure.session.journal import (
+    Done,
+    ExpiredSession,
+    KeptRecord,
+    Record,
+    RestoredTurn,
+    SessionRecord,
+    Stored,
+    ignore,
+)
+from tenure.store.database import Database
 from tenure.store.folder import FolderLock, make_private, model_folder, state_folder
+from tenure.store.refusals import refusal
 from tenure.store.writer import RETRY_S, Entry, Writer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -42,6 +52,8 @@ class SqliteJournal:
             self._database = Database(folder / FILE_NAME, settings.sync)
             undo.callback(self._database.close)
             self._database.claim(model)
+            self.next_generation = self._database.next_generation()
+            self.next_serial = self._database.next_serial()
             undo.pop_all()
         self._settings = settings
         self.writer = Writer(self._database, settings.required)
@@ -51,7 +63,6 @@ class SqliteJournal:
         self._n_turns = 0
         self._restore_s = 0.0
         self._closed = False
-        self.next_generation = self._database.next_generation()
 
     def restore(self) -> Iterable[Stored]:
         began = time.perf_counter()
@@ -59,8 +70,8 @@ class SqliteJournal:
             match record:
                 case SessionRecord():
                     self._n_sessions += 1
-                case TurnRecord():
-                    self._n_turns += 1
+                case RestoredTurn(gone=gone):
+                    self._n_turns += not gone
             yield record
         try:
             self._database.probe()
@@ -75,6 +86,12 @@ class SqliteJournal:
                 turns=self._n_turns,
                 seconds=round(self._restore_s, 3),
             )
+
+    def restore_expired(self) -> Iterable[ExpiredSession]:
+        return self._database.load_expired()
+
+    def restore_kept(self) -> Iterable[KeptRecord]:
+        return self._database.load_kept()
 
     def start(self, wake: Callable[[], None]) -> None:
         self.writer.start(wake)
@@ -164,7 +181,8 @@ def open_journal(settings: JournalSettings, model: ModelInfo) -> SqliteJournal:
 def vacuum(folder: Path) -> tuple[int, int]:
     """Write a folder's journal anew, as small as it can be; sizes in bytes before and after.
 
-    Raises ConfigError, also where a server uses the folder or where there is no journal.
+    Raises ConfigError, also where a server uses the folder or where there is no journal. A server
+    that runs gives room back by itself; see `Database.tidy`.
     """
     path = folder / FILE_NAME
     if not path.is_file():

@@ -8,14 +8,35 @@ from zlib import crc32
 
 import msgspec
 
-from tenure.core.events import Aborted, Finish, LengthReached, Stopped
+from tenure.core.errors import InvalidField
+from tenure.core.events import (
+    Aborted,
+    Finish,
+    LengthReached,
+    Origin,
+    Stopped,
+    Timings,
+    TurnResult,
+    Usage,
+)
 from tenure.core.params import SamplingParams
-from tenure.core.tokens import Tokens, tokens
-from tenure.session.journal import SessionRecord, TurnDetail, TurnRecord
+from tenure.core.tenant import owned, split_owned
+from tenure.core.tokens import Tokens, little_endian, tokens
+from tenure.core.turns import OpenSession, TurnKind
+from tenure.session.journal import (
+    KeptRecord,
+    RestoredTurn,
+    SessionRecord,
+    TurnDetail,
+    TurnRecord,
+)
 
 Row: TypeAlias = tuple[object, ...]
 
 T = TypeVar("T")
+
+UNKNOWN_TIMINGS = Timings(0.0, None, 0.0)
+"""Of turns from before timings were kept."""
 
 DEFAULTS: dict[str, object] = msgspec.to_builtins(SamplingParams())
 
@@ -24,17 +45,8 @@ class BadRow(Exception):
     """A row that is not what was written; the message says which."""
 
 
-def pack(ids: Tokens) -> bytes:
-    """Token ids as little-endian int32."""
-    if sys.byteorder == "little":
-        return ids.tobytes()
-    turned = ids[:]
-    turned.byteswap()
-    return turned.tobytes()
-
-
 def unpack(data: bytes) -> Tokens:
-    """The inverse of `pack`. Raises ValueError where `data` is no whole number of ids."""
+    """The inverse of `little_endian`. Raises ValueError where `data` is no whole number of ids."""
     ids = tokens()
     ids.frombytes(data)
     if sys.byteorder != "little":
@@ -44,93 +56,186 @@ def unpack(data: bytes) -> Tokens:
 
 def session_row(record: SessionRecord) -> Row:
     """In the order of the table's columns."""
-    capacity = None if record.capacity is None else str(record.capacity)
+    options = record.options
+    origin = None if record.origin is None else msgspec.json.encode(record.origin).decode()
     return (
         record.generation,
-        record.id,
-        record.streaming,
-        record.timeout_s,
-        capacity,
+        owned(record.tenant, options.id),
+        options.streaming,
+        options.timeout_s,
+        None if options.capacity is None else str(options.capacity),
+        options.max_tokens,
+        options.priority,
+        options.namespace,
+        options.metadata,
+        origin,
         record.opened_at,
         record.active_at,
         record.running,
         record.closing,
         record.tip,
-        _session_check(record),
+        session_check(record),
     )
+
+
+def changed_row(record: SessionRecord) -> Row:
+    """What a SessionChanged writes, and the generation that it writes it for."""
+    options = record.options
+    limits = options.timeout_s, options.max_tokens, options.priority, options.metadata
+    return (*limits, record.active_at, session_check(record), record.generation)
 
 
 def session_of(row: Row) -> SessionRecord:
     """The inverse of `session_row`. Raises BadRow."""
-    generation, session, streaming, timeout_s, capacity, opened_at, active_at = row[:7]
-    running, closing, tip, check = row[7:]
+    generation, session, streaming, timeout_s, capacity, max_tokens, priority = row[:7]
+    namespace, metadata, origin, opened_at, active_at, running, closing, tip, check = row[7:]
     try:
+        tenant, id_ = split_owned(_an(str, session))
         record = SessionRecord(
             generation=_an(int, generation),
-            id=_an(str, session),
-            streaming=bool(streaming),
-            timeout_s=None if timeout_s is None else _an(float, timeout_s),
-            capacity=None if capacity is None else int(_an(str, capacity)),
+            options=OpenSession(
+                id=id_,
+                streaming=bool(streaming),
+                timeout_s=_maybe(float, timeout_s),
+                capacity=None if capacity is None else int(_an(str, capacity)),
+                max_tokens=_maybe(int, max_tokens),
+                priority=_an(int, priority),
+                namespace=_an(str, namespace),
+                metadata=_an(str, metadata),
+            ),
             opened_at=_an(float, opened_at),
             active_at=_an(float, active_at),
+            origin=None if origin is None else msgspec.json.decode(_an(str, origin), type=Origin),
             running=bool(running),
             closing=bool(closing),
-            tip=None if tip is None else _an(str, tip),
+            tip=_maybe(str, tip),
+            tenant=tenant,
         )
-    except ValueError as error:
+    except (ValueError, InvalidField) as error:
         raise BadRow(f"session {session!r} holds a value of the wrong kind") from error
-    if check != _session_check(record):
+    if check != session_check(record):
         raise BadRow(f"session {session!r} does not match its checksum")
     return record
 
 
 def turn_row(record: TurnRecord) -> Row:
-    """In the order of the table's columns, `seq` left out."""
-    new, output = pack(record.new), pack(record.output)
+    """In the order of the table's columns; the turn is not gone."""
+    new, output = little_endian(record.new), little_endian(record.output)
     return (
+        record.serial,
         record.generation,
         record.id,
         record.parent,
+        record.before,
         record.n_inherited,
         new,
         output,
         record.ended_at,
+        record.kind.value,
         None if record.detail is None else detail_json(record.detail),
-        _turn_check(record, new, output),
+        False,
+        turn_check(record, new, output),
     )
 
 
-def turn_of(row: Row) -> TurnRecord:
-    """The inverse of `turn_row`, without the detail. Raises BadRow."""
-    generation, turn, parent, n_inherited, new, output, ended_at, check = row
+def turn_of(row: Row) -> RestoredTurn:
+    """The inverse of `turn_row`. Raises BadRow."""
+    serial, generation, turn, parent, before, n_inherited, new, output = row[:8]
+    ended_at, kind, detail, gone, check = row[8:]
     try:
         new, output = _an(bytes, new), _an(bytes, output)
         record = TurnRecord(
             generation=_an(int, generation),
+            serial=_an(int, serial),
             id=_an(str, turn),
-            parent=None if parent is None else _an(str, parent),
+            parent=_maybe(str, parent),
+            before=_maybe(int, before),
             n_inherited=_an(int, n_inherited),
             new=unpack(new),
             output=unpack(output),
             ended_at=_an(float, ended_at),
+            kind=TurnKind(kind),
         )
+        result = None if detail is None else result_of(_an(str, detail))
     except ValueError as error:
         raise BadRow(f"turn {turn!r} holds a value of the wrong kind") from error
-    if check != _turn_check(record, new, output):
+    if check != turn_check(record, new, output):
         raise BadRow(f"turn {turn!r} does not match its checksum")
-    return record
+    return RestoredTurn(record, result, bool(gone))
+
+
+def kept_row(record: KeptRecord) -> Row:
+    """In the order of the table's columns, `seq` left out."""
+    name = owned(record.tenant, record.name)
+    return name, record.session, record.value, _kept_check(name, record.session, record.value)
+
+
+def kept_of(row: Row) -> KeptRecord:
+    """The inverse of `kept_row`. Raises BadRow."""
+    key, session, value, check = row
+    try:
+        key, value = _an(str, key), _an(bytes, value)
+        session = None if session is None else _an(str, session)
+    except ValueError as error:
+        raise BadRow(f"value {key!r} is of the wrong kind") from error
+    if check != _kept_check(key, session, value):
+        raise BadRow(f"value {key!r} does not match its checksum")
+    tenant, name = split_owned(key)
+    return KeptRecord(tenant, name, value, session)
 
 
 def detail_json(detail: TurnDetail) -> str:
-    """Parameters that are not the defaults, the seed, the finish and the usage."""
+    """Parameters that are not the defaults, the seed, how the turn ended, and the adapter."""
     asked: dict[str, object] = msgspec.to_builtins(detail.params)
-    body = {
+    result = detail.result
+    body: dict[str, object] = {
         "params": {name: value for name, value in asked.items() if value != DEFAULTS[name]},
         "seed": detail.seed,
-        "finish": _finish(detail.finish),
-        "usage": detail.usage,
+        "finish": _finish(result.finish),
+        "usage": result.usage,
+        "timings": result.timings,
+        "digest": result.request_digest,
     }
+    if detail.adapter is not None:
+        body["adapter"] = detail.adapter
     return msgspec.json.encode(body).decode()
+
+
+class _Finish(msgspec.Struct):
+    kind: str
+    matched: int | str | None = None
+    n_tokens: int = 0
+    message: str = ""
+    status: int | None = None
+    code: str | None = None
+
+
+class _Detail(msgspec.Struct):
+    finish: _Finish
+    usage: Usage
+    timings: Timings = UNKNOWN_TIMINGS
+    digest: str | None = None
+
+
+_read_detail = msgspec.json.Decoder(_Detail).decode
+
+
+def result_of(detail: str) -> TurnResult:
+    """How a turn ended, out of its `detail_json`. Raises ValueError."""
+    found = _read_detail(detail)
+    return TurnResult(_finish_of(found.finish), found.usage, found.timings, found.digest)
+
+
+def _finish_of(found: _Finish) -> Finish:
+    match found.kind, found.matched:
+        case "stopped", int() | str() as matched:
+            return Stopped(matched)
+        case "length", None:
+            return LengthReached(found.n_tokens)
+        case "aborted", None:
+            return Aborted(found.message, found.status, found.code)
+        case kind, matched:
+            raise ValueError(f"no turn ends with {kind}, {matched}")
 
 
 def _finish(finish: Finish) -> dict[str, object]:
@@ -143,16 +248,30 @@ def _finish(finish: Finish) -> dict[str, object]:
             return {"kind": "aborted", "message": message, "status": status, "code": code}
 
 
-def _session_check(record: SessionRecord) -> int:
-    """Over what never changes in the life of a session."""
-    limit = None if record.timeout_s is None else float(record.timeout_s)
-    facts = (record.generation, record.id, record.streaming, limit, record.capacity)
-    return crc32(repr((*facts, record.opened_at)).encode())
+def session_check(record: SessionRecord) -> int:
+    """Over what only a SessionChanged changes in the life of a session."""
+    options = record.options
+    limit = None if options.timeout_s is None else float(options.timeout_s)
+    facts = (
+        record.generation,
+        owned(record.tenant, options.id),
+        options.streaming,
+        limit,
+        options.capacity,
+    )
+    more = (options.max_tokens, options.priority, options.namespace, options.metadata)
+    return crc32(repr((*facts, *more, record.origin, record.opened_at)).encode())
 
 
-def _turn_check(record: TurnRecord, new: bytes, output: bytes) -> int:
-    facts = (record.generation, record.id, record.parent, record.n_inherited, len(new))
-    return crc32(output, crc32(new, crc32(repr(facts).encode())))
+def turn_check(record: TurnRecord, new: bytes, output: bytes) -> int:
+    """Over what a turn's history depends on."""
+    facts = (record.generation, record.serial, record.id, record.parent, record.before)
+    more = (record.n_inherited, len(new), record.kind.value)
+    return crc32(output, crc32(new, crc32(repr((*facts, *more)).encode())))
+
+
+def _kept_check(key: str, session: str | None, value: bytes) -> int:
+    return crc32(value, crc32(repr((key, session)).encode()))
 
 
 def _an(kind: type[T], value: object) -> T:
@@ -160,3 +279,7 @@ def _an(kind: type[T], value: object) -> T:
     if not isinstance(value, kind):
         raise ValueError
     return value
+
+
+def _maybe(kind: type[T], value: object) -> T | None:
+    return None if value is None else _an(kind, value)

@@ -14,8 +14,17 @@ from typing import TypeAlias, TypeGuard
 import structlog
 
 from tenure.core.errors import JournalFailed
-from tenure.session.journal import Done, Record, SessionGone, TurnGone, TurnRecord
-from tenure.store.database import Database, explain
+from tenure.session.journal import (
+    Done,
+    KeptGone,
+    KeptRecord,
+    Record,
+    SessionGone,
+    TurnGone,
+    TurnRecord,
+)
+from tenure.store.database import Database
+from tenure.store.refusals import explain
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -209,13 +218,15 @@ def _n_bytes(record: Record | None) -> int:
     match record:
         case TurnRecord(new=new, output=output):
             return PAGE_BYTES + len(new) * new.itemsize + len(output) * output.itemsize
+        case KeptRecord(value=value):
+            return PAGE_BYTES + len(value)
         case _:
             return PAGE_BYTES
 
 
-def _is_deletion(record: Record | None) -> TypeGuard[TurnGone | SessionGone]:
+def _is_deletion(record: Record | None) -> TypeGuard[TurnGone | SessionGone | KeptGone]:
     match record:
-        case TurnGone() | SessionGone():
+        case TurnGone() | SessionGone() | KeptGone():
             return True
         case _:
             return False

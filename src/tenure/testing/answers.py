@@ -6,25 +6,31 @@ against each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tenure.core.params import LogprobParams, SamplingParams
 from tenure.core.plan import Choice, ChoiceSpec, LogprobSpec
 
+Allowed = Callable[[Sequence[int]], bytes]
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """A whole context and how to go on from it; a `seed` must be set for a turn that draws.
 
-    `eos_ids` are the model's; they end the turn unless it ignores them.
+    `eos_ids` are the model's; they end the turn unless it ignores them. `adapter` is the slot of
+    the adapter that it is answered with. `allowed` tells what a grammar lets come after an output;
+    None for a turn without one.
     """
 
     context: tuple[int, ...]
     params: SamplingParams
     logprobs: LogprobParams | None = None
     eos_ids: frozenset[int] = frozenset()
+    adapter: int | None = None
+    allowed: Allowed | None = None
 
     @property
     def scored(self) -> range:
@@ -41,7 +47,7 @@ class Question:
     def choice_spec(self, output: Sequence[int]) -> ChoiceSpec:
         """How the token after `output` is chosen."""
         params = self.params
-        early = len(output) < params.min_new_tokens
+        allowed = None if self.allowed is None else self.allowed(output)
         return ChoiceSpec(
             seed=params.seed or 0,
             position=len(self.context) + len(output),
@@ -54,19 +60,29 @@ class Question:
             repetition_penalty=params.repetition_penalty,
             output=tuple(output) if params.has_penalties else (),
             bias=tuple(sorted(params.logit_bias.items())),
-            banned=tuple(sorted(self._stop_ids())) if early else (),
+            banned=tuple(sorted(self._stop_ids())) if self._early(output, allowed) else (),
+            allowed=allowed,
             logprobs=self._logprob_spec(),
         )
 
     def ends_with(self, output: Sequence[int]) -> bool:
         """Whether `output` is the whole answer."""
         n = len(output)
-        stopped = n > 0 and n >= self.params.min_new_tokens and output[-1] in self._stop_ids()
+        late = n >= self.params.min_new_tokens or self.allowed is not None
+        stopped = n > 0 and late and output[-1] in self._stop_ids()
         return stopped or n >= self.params.max_new_tokens
 
     def _stop_ids(self) -> frozenset[int]:
         own = frozenset(self.params.stop_token_ids)
-        return own if self.params.ignore_eos else own | self.eos_ids
+        return own if self.params.ignore_eos and self.allowed is None else own | self.eos_ids
+
+    def _early(self, output: Sequence[int], allowed: bytes | None) -> bool:
+        """Whether what ends a turn may not be chosen yet; a grammar may leave nothing else."""
+        early = len(output) < self.params.min_new_tokens
+        if allowed is None:
+            return early
+        ids = {i for i in range(8 * len(allowed)) if allowed[i // 8] >> i % 8 & 1}
+        return (early or self.params.ignore_eos) and bool(ids - self._stop_ids())
 
     def _logprob_spec(self) -> LogprobSpec | None:
         wanted = self.logprobs

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tenure.core.clock import MonotonicClock
-from tenure.core.events import Event
 from tenure.core.params import SamplingParams
 from tenure.core.plan import Choice, Plan, Result, RowResult
 from tenure.core.tokens import tokens
-from tenure.core.turns import OpenSession, SessionRef, TurnRequest
+from tenure.core.turns import ForkSession, OpenSession, SessionRef, Spot, TurnRequest
 from tenure.engine.wire import assemble
+from tenure.kv.pool import Pages
+from tenure.kv.tier import PageBytes
 from tenure.testing.harness import FakeSetup
 
 HISTORIES = (1_024, 8_192, 65_536)
@@ -43,10 +44,19 @@ class InstantRunner:
         self.spent_s += time.perf_counter() - began
         return Result(rows)
 
+    def read_pages(self, group: int, pages: Pages) -> PageBytes:  # noqa: ARG002
+        return b""
+
+    def write_pages(self, group: int, pages: Pages, data: PageBytes) -> None:
+        """There is no KV."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds of bookkeeping for a turn of 64 new tokens: median, and 95th of 100."""
+    """Microseconds of bookkeeping: median, and 95th of 100.
+
+    Of a turn of 64 new tokens, or of a verb of its session, which runs no turn.
+    """
 
     verb: str
     n_history: int
@@ -109,14 +119,36 @@ class _Bench:
         for i in range(N_ROUNDS):
             yield self.timed(self.tip, self.n_history - 100 - i)[1]
 
+    def session_forks(self) -> Iterator[float]:
+        """Forks into sessions of their own; no turn runs."""
+        for i in range(N_ROUNDS):
+            began = time.perf_counter()
+            self.engine.edits.fork(ForkSession(Spot("s"), f"f{i}"), _ignore)
+            yield 1e6 * (time.perf_counter() - began)
+            self.engine.close(f"f{i}")
+
+    def session_rewinds(self) -> Iterator[float]:
+        """Rewinds into the middle of a turn; no turn runs."""
+        for i in range(N_ROUNDS):
+            began = time.perf_counter()
+            self.engine.edits.rewind(Spot("s", n_tokens=self.n_history - 100 - i), _ignore)
+            yield 1e6 * (time.perf_counter() - began)
+            self.engine.edits.rewind(Spot("s", self.tip), _ignore)
+
 
 def measure(histories: tuple[int, ...] = HISTORIES) -> list[Cost]:
     """Every verb at every length, the first rounds left out as warm-up."""
     costs: list[Cost] = []
-    for verb in ("append", "fork", "rewind"):
+    for verb in ("append", "fork", "rewind", "fork verb", "rewind verb"):
         for n_history in histories:
             bench = _Bench(n_history)
-            runs = {"append": bench.appends, "fork": bench.forks, "rewind": bench.rewinds}
+            runs = {
+                "append": bench.appends,
+                "fork": bench.forks,
+                "rewind": bench.rewinds,
+                "fork verb": bench.session_forks,
+                "rewind verb": bench.session_rewinds,
+            }
             times = sorted(list(runs[verb]())[N_ROUNDS // 10 :])
             costs.append(Cost(verb, n_history, median(times), times[len(times) * 95 // 100]))
     return costs
@@ -143,5 +175,5 @@ def main(*, json: bool = False) -> None:
         console.print(f"{verb}: {mine[-1].n_history:,} tokens cost {ratio:.2f} x the shortest")
 
 
-def _ignore(event: Event) -> None:
+def _ignore(event: object) -> None:
     """Nobody listens."""

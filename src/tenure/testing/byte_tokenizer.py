@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from tenure.core.errors import InvalidField
+from tenure.engine.text import Text
 from tenure.model.tokenizer.stream import ByteStream, ByteTable, decode
 from tenure.testing.byte_vocabulary import BOS, EOS, N_VOCAB, special_tokens
 
@@ -66,3 +67,9 @@ class ByteTokenizer:
 
     def stream(self, skip_special: bool) -> ByteStream:
         return ByteStream(self._table, skip_special)
+
+
+def byte_text(n_vocab: int = N_VOCAB, add_bos: bool = False) -> Text:
+    """The text side of a model without a chat template, which ends with EOS."""
+    tokenizer = ByteTokenizer(n_vocab, add_bos)
+    return Text(tokenizer, None, tokenizer.eos_ids)

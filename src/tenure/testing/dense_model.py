@@ -8,72 +8,76 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from tenure.model.rope import inverse_frequencies
-from tenure.model.spec import Activation, AttentionSpec, MlpSpec, ModelSpec, RopeSpec
+from tenure.model.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LayerSpec,
+    Mamba2Spec,
+    Mixer,
+    ModelSpec,
+    RopeSpec,
+    ShortConvSpec,
+)
+from tenure.testing.dense_feed_forward import feed_forward
+from tenure.testing.dense_recurrent import delta_net, mamba2, short_conv
+from tenure.testing.dense_weights import F64, Weights, sigmoid
 from tenure.testing.dict_weights import DictWeights
-
-F64 = npt.NDArray[np.float64]
 
 
 def dense_logits(spec: ModelSpec, weights: DictWeights, ids: Sequence[int]) -> F64:
     """Logits after each of `ids`, float64 [len(ids), n_vocab]."""
-    model = _Dense(spec, weights)
-    x = model.weight("embed")[list(ids)] * spec.embed_scale
+    model = Weights(weights, "", spec.norm_eps, spec.norm_offset)
+    x = model["embed"][list(ids)] * spec.embed_scale
     for index, layer in enumerate(spec.layers):
-        prefix = f"layers.{index}."
-        x = x + model.attention(layer.attention, prefix, model.norm(x, prefix + "attn_norm"))
-        x = x + model.mlp(layer.mlp, prefix, model.norm(x, prefix + "mlp_norm"))
-    head = model.weight("embed" if spec.tied_head else "head")
+        x = _block(layer, model.below(f"layers.{index}."), x, spec.residual_scale)
+    head = model["embed" if spec.tied_head else "head"]
     return _capped(model.norm(x, "norm") @ head.T * spec.logit_scale, spec.logit_softcap)
 
 
-class _Dense:
-    def __init__(self, spec: ModelSpec, weights: DictWeights) -> None:
-        self._spec = spec
-        self._weights = weights
-
-    def weight(self, name: str) -> F64:
-        return self._weights.array(name).astype(np.float64)
-
-    def norm(self, x: F64, name: str) -> F64:
-        rms = np.sqrt((x * x).mean(-1, keepdims=True) + self._spec.norm_eps)
-        return x / rms * (self.weight(name) + self._spec.norm_offset)
-
-    def linear(self, x: F64, name: str, *, bias: bool) -> F64:
-        y = x @ self.weight(name).T
-        return y + self.weight(f"{name}_bias") if bias else y
-
-    def attention(self, a: AttentionSpec, prefix: str, x: F64) -> F64:
-        def heads(part: str, n: int) -> F64:
-            y = self.linear(x, prefix + part, bias=a.qkv_bias).reshape(len(x), n, a.head_dim)
-            if a.qk_norm and part != "v":
-                y = self.norm(y, f"{prefix}{part}_norm")
-            return y if a.rope is None or part == "v" else _rotated(y, a.rope)
-
-        q, k, v = heads("q", a.n_heads), heads("k", a.n_kv_heads), heads("v", a.n_kv_heads)
-        sinks = self.weight(prefix + "sinks") if a.sinks else None
-        mixed = np.empty_like(q)
-        for head in range(a.n_heads):
-            shared = head * a.n_kv_heads // a.n_heads
-            scores = _capped(q[:, head] @ k[:, shared].T * a.scale, a.softcap)
-            sink = None if sinks is None else sinks[head]
-            mixed[:, head] = _softmax(_masked(scores, a.window), sink) @ v[:, shared]
-        return self.linear(mixed.reshape(len(x), -1), prefix + "o", bias=a.o_bias)
-
-    def mlp(self, m: MlpSpec, prefix: str, x: F64) -> F64:
-        gate = self.linear(x, prefix + "gate", bias=m.bias)
-        up = self.linear(x, prefix + "up", bias=m.bias)
-        return self.linear(_activated(gate, m.activation) * up, prefix + "down", bias=m.bias)
+def _block(layer: LayerSpec, w: Weights, x: F64, scale: float) -> F64:
+    if layer.mixers:
+        inner = w.norm(x, "attn_norm")
+        y = np.sum([_mixed(mixer, w, inner) for mixer in layer.mixers], axis=0)
+        x = x + scale * (w.norm(y, "attn_post_norm") if layer.post_norms else y)
+    if layer.mlp is not None:
+        y = feed_forward(layer.mlp, w, w.norm(x, "mlp_norm"))
+        x = x + scale * (w.norm(y, "mlp_post_norm") if layer.post_norms else y)
+    return x
 
 
-def _activated(x: F64, kind: Activation) -> F64:
-    match kind:
-        case Activation.SILU:
-            return x / (1 + np.exp(-x))
-        case Activation.GELU_TANH:
-            return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+def _mixed(mixer: Mixer, w: Weights, x: F64) -> F64:
+    match mixer:
+        case AttentionSpec():
+            return _attention(mixer, w, x)
+        case ShortConvSpec():
+            return short_conv(mixer, w, x)
+        case Mamba2Spec():
+            return mamba2(mixer, w, x)
+        case DeltaNetSpec():
+            return delta_net(mixer, w, x)
+
+
+def _attention(a: AttentionSpec, w: Weights, x: F64) -> F64:
+    def heads(part: str, n: int) -> F64:
+        y = w.linear(x, part, bias=a.qkv_bias).reshape(len(x), n, a.head_dim)
+        if a.qk_norm and part != "v":
+            y = w.norm(y, f"{part}_norm")
+        return y if a.rope is None or part == "v" else _rotated(y, a.rope)
+
+    q, k, v = heads("q", a.n_heads), heads("k", a.n_kv_heads), heads("v", a.n_kv_heads)
+    sinks = w["sinks"] if a.sinks else None
+    mixed = np.empty_like(q)
+    for head in range(a.n_heads):
+        shared = head * a.n_kv_heads // a.n_heads
+        scores = _capped(q[:, head] @ k[:, shared].T * a.scale, a.softcap)
+        sink = None if sinks is None else sinks[head]
+        mixed[:, head] = _softmax(_masked(scores, a.window), sink) @ v[:, shared]
+    flat = mixed.reshape(len(x), -1)
+    if a.gate:
+        flat = flat * sigmoid(w.linear(x, "attn_gate", bias=a.qkv_bias))
+    return w.linear(flat, "o", bias=a.o_bias) * a.out_scale
 
 
 def _rotated(x: F64, rope: RopeSpec) -> F64:

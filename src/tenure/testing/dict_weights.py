@@ -26,14 +26,19 @@ class DictWeights:
     def random(cls, spec: ModelSpec, seed: int = 0, spread: float = 1.0) -> DictWeights:
         """Normal weights for every name of `spec`: norms near 1, matrices of unit gain.
 
-        `spread` multiplies matrices; above 1 attention is sharper and logits differ more.
+        Decays are between -3 and 0. `spread` multiplies matrices; above 1 attention is sharper and
+        logits differ more.
         """
         rng = np.random.default_rng(seed)
         arrays: dict[str, npt.NDArray[np.float32]] = {}
-        for name, shape in (parameter_shapes(spec) | _rare_shapes(spec)).items():
+        for name, shape in parameter_shapes(spec).items():
             noise = rng.standard_normal(shape, np.float32)
-            if name.endswith("norm"):
+            if name.endswith(("ssm_norm", "delta_norm")):
+                arrays[name] = 1 + 0.1 * noise
+            elif name.endswith("norm"):
                 arrays[name] = 1 - np.float32(spec.norm_offset) + 0.1 * noise
+            elif name.endswith(("ssm_a", "delta_decay")):
+                arrays[name] = -np.minimum(np.abs(noise), 3)
             elif len(shape) == 1:
                 arrays[name] = 0.1 * noise
             else:
@@ -60,17 +65,3 @@ class DictWeights:
     def array(self, name: str) -> npt.NDArray[np.float32]:
         """The array itself, for an oracle."""
         return self._arrays[name]
-
-
-def _rare_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Sinks and MLP biases, which no family reads from a checkpoint yet."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for index, layer in enumerate(spec.layers):
-        prefix = f"layers.{index}."
-        if layer.attention.sinks:
-            shapes[f"{prefix}sinks"] = (layer.attention.n_heads,)
-        if layer.mlp.bias:
-            d_ff = layer.mlp.d_ff
-            biases = {"gate_bias": (d_ff,), "up_bias": (d_ff,), "down_bias": (spec.d_model,)}
-            shapes |= {prefix + name: shape for name, shape in biases.items()}
-    return shapes

@@ -12,9 +12,10 @@ from tenure.backend.base import BackendSettings, Executor
 from tenure.backend.registry import find_backend
 from tenure.core.config import EngineConfig, QueueOrder
 from tenure.engine.text import Text
+from tenure.model.adapters import Adapter
 from tenure.model.spec import ModelSpec
 from tenure.model.weights.base import WeightSource
-from tenure.testing.byte_tokenizer import ByteTokenizer
+from tenure.testing.byte_tokenizer import byte_text
 from tenure.testing.fresh_runs import FreshRuns
 from tenure.testing.logbook import Logbook, Recorder
 from tenure.testing.programme import Programme
@@ -47,7 +48,10 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """A model and the arithmetic that is to be exact; `text` defaults to the byte tokenizer."""
+    """A model and the arithmetic that is to be exact; `text` defaults to the byte tokenizer.
+
+    With `adapters`, half of the turns run with one of them.
+    """
 
     spec: ModelSpec
     weights: WeightSource
@@ -55,13 +59,20 @@ class Subject:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     text: Text | None = None
+    adapters: tuple[Adapter, ...] = ()
 
     def load(self, threads: int) -> Executor:
         settings = BackendSettings("cpu", self.dtype, self.kv_dtype, threads)
         return find_backend(self.backend).load(self.spec, self.weights, settings, _silent)
 
+    def adapted(self, executor: Executor) -> Executor:
+        """The executor, with the adapters in its slots."""
+        for slot, adapter in enumerate(self.adapters):
+            executor.load_adapter(slot, adapter)
+        return executor
+
     def language(self) -> Text:
-        return self.text or Text(ByteTokenizer(self.spec.n_vocab), None)
+        return self.text or byte_text(self.spec.n_vocab)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +154,7 @@ class Trial:
         self._tolerance = tolerance
         self._wrap = wrap
         self._fresh = FreshRuns(
-            lambda: Recorder(subject.load(1), self.report.book, "a fresh run"),
+            lambda: Recorder(subject.adapted(subject.load(1)), self.report.book, "a fresh run"),
             subject.spec,
             fresh_pages,
         )
@@ -159,7 +170,11 @@ class Trial:
         kv = tight_kv(subject.spec, arrangement.page_size, int(arrangement.room * scale.longest))
         text = subject.language()
         engine = RealEngine(recorder, subject.spec, kv, arrangement.config(), text)
-        programme = Programme(engine, Random(seed), scale, text.tokenizer.eos_ids)
+        names = [adapter.fingerprint for adapter in subject.adapters]
+        for name, adapter in zip(names, subject.adapters, strict=True):
+            engine.engine.adapters.begin(name)
+            engine.engine.adapters.add(name, name, adapter)
+        programme = Programme(engine, Random(seed), scale, text.tokenizer.eos_ids, names)
         programme.run()
         self.report.problems += [
             f"{who}: {text}" for text in programme.problems(self._fresh, self._tolerance)

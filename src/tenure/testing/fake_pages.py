@@ -11,9 +11,11 @@ from typing import Protocol, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from tenure.core.tokens import Tokens
-from tenure.kv.spec import FullGroup, Group, RecurrentGroup, SlidingGroup
-from tenure.testing.pseudo_model import EMPTY_STATE, U64, continues
+from tenure.core.tokens import Tokens, tokens
+from tenure.kv.pool import Pages
+from tenure.kv.spec import FullGroup, Group, KvSpec, RecurrentGroup, SlidingGroup
+from tenure.kv.tier import PageBytes
+from tenure.testing.pseudo_model import U64, continues
 
 I32 = npt.NDArray[np.int32]
 
@@ -25,8 +27,19 @@ class Store(Protocol):
         """Make page `dst` hold what `src` holds."""
         ...
 
-    def read(self, table: Tokens, n: int) -> int | None:
-        """The state after `n` > 0 tokens; None where the table's pages do not hold them."""
+    def dump(self, pages: Pages) -> bytes:
+        """What the pages hold, all of one size."""
+        ...
+
+    def load(self, pages: Pages, data: PageBytes) -> None:
+        """The inverse of `dump`."""
+        ...
+
+    def read(self, table: Tokens, n: int, empty: int) -> int | None:
+        """The state after `n` > 0 tokens; None where the table's pages do not hold them.
+
+        `empty` is the state of an empty context.
+        """
         ...
 
     def write(self, table: Tokens, start: int, tokens: Tokens, states: U64) -> None:
@@ -51,6 +64,14 @@ def store_for(group: Group, page_size: int, *, verify_all: bool) -> Store:
             assert_never(group)
 
 
+def page_bytes(kv: KvSpec) -> tuple[int, ...]:
+    """What `Store.dump` gives for one page of each group."""
+    return tuple(
+        len(store_for(group, kv.page_size, verify_all=False).dump(tokens([0])))
+        for group in kv.groups
+    )
+
+
 class PagedStore:
     """A page of positions; `window` is how far back a read looks, None for the whole past."""
 
@@ -64,11 +85,22 @@ class PagedStore:
         self._tokens[dst] = self._tokens[src]
         self._states[dst] = self._states[src]
 
-    def read(self, table: Tokens, n: int) -> int | None:
+    def dump(self, pages: Pages) -> bytes:
+        return b"".join(
+            self._tokens[page].tobytes() + self._states[page].tobytes() for page in pages
+        )
+
+    def load(self, pages: Pages, data: PageBytes) -> None:
+        each = np.frombuffer(data, np.uint8).reshape(len(pages), 12 * self._page_size)
+        for page, held in zip(pages, each, strict=True):
+            self._tokens[page] = held[: 4 * self._page_size].view(np.int32)
+            self._states[page] = held[4 * self._page_size :].copy().view(np.uint64)
+
+    def read(self, table: Tokens, n: int, empty: int) -> int | None:
         first = 0 if self._window is None else max(0, n - self._window)
         where = self._locate(table, first, n)
         tokens, states = self._tokens[where], self._states[where]
-        follows = continues(states, tokens, EMPTY_STATE)
+        follows = continues(states, tokens, empty)
         # What precedes the first position of a window is out of sight; it only must be written.
         follows[0] = tokens[0] >= 0 if first else follows[0]
         return int(states[-1]) if follows.all() else None
@@ -97,7 +129,14 @@ class StateStore:
     def copy(self, src: int, dst: int) -> None:
         self._states[dst] = self._states[src]
 
-    def read(self, table: Tokens, n: int) -> int | None:  # noqa: ARG002
+    def dump(self, pages: Pages) -> bytes:
+        return b"".join((self._states[page] or 0).to_bytes(8, "little") for page in pages)
+
+    def load(self, pages: Pages, data: PageBytes) -> None:
+        for page, state in zip(pages, np.frombuffer(data, np.dtype("<u8")), strict=True):
+            self._states[page] = int(state)
+
+    def read(self, table: Tokens, n: int, empty: int) -> int | None:  # noqa: ARG002
         return self._states[table[0]]
 
     def write(self, table: Tokens, start: int, tokens: Tokens, states: U64) -> None:  # noqa: ARG002

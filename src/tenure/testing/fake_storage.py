@@ -58,6 +58,15 @@ class FakeStorage:
                 case RecurrentGroup():
                     self._page(group, table[0])[0] = digests[-1]
 
+    def fill(self, namespace: str, tokens: Tokens, group: int, page: int) -> None:
+        """Write the page that ends with the last of `tokens`, without looking at any other."""
+        digests, size = _digests(namespace, tokens), self._spec.page_size
+        match self._spec.groups[group]:
+            case FullGroup() | SlidingGroup():
+                self._pages[group, page] = dict(enumerate(digests[-size:]))
+            case RecurrentGroup():
+                self._pages[group, page] = {0: digests[-1]}
+
     def check(self, namespace: str, tokens: Tokens, tables: Sequence[Tokens]) -> None:
         """Check that whoever goes on after `tokens` reads what a fresh prefill would have written.
 

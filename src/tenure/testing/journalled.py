@@ -134,8 +134,8 @@ class JournalledEngine(SteppedEngine):
         turns: dict[str, TurnPicture] = {}
         for turn in session.turns:
             match turn:
-                case DoneTurn(id, parent, prompt, log):
-                    turns[id] = parent, prompt.all().tolist(), log.all().tolist()
+                case DoneTurn(id=id_, parent=parent, prompt=prompt, log=log):
+                    turns[id_] = parent, prompt.all().tolist(), log.all().tolist()
                 case RunningTurn():
                     pass
         return SessionPicture(

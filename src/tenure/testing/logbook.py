@@ -1,8 +1,8 @@
 """Logits by context: whatever computes a context a second time must get the same bits.
 
 The recorder finds out by itself which context a row belongs to. Beside the executor's pages it
-keeps one number a position, that of the token sequence which ends there, and copies it when pages
-are copied.
+keeps one number a position or state, that of the token sequence which ends there, and copies it
+when pages are copied.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tenure.backend.base import F32, Batch, Executor
+from tenure.backend.base import F32, I32, Batch, Executor
 from tenure.core.plan import Choice, ChoiceSpec, PageCopy
-from tenure.kv.spec import KvSpec
+from tenure.kv.pool import Pages
+from tenure.kv.spec import FullGroup, Group, KvSpec, RecurrentGroup, SlidingGroup
+from tenure.kv.tier import PageBytes
+from tenure.model.adapters import Adapter
 
 I64 = npt.NDArray[np.int64]
 
@@ -98,8 +101,39 @@ class Logbook:
             self.differences.append(Difference(ids, first, sighting))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Written:
+    """Which context each place of a group's pages was written for.
+
+    `contexts` is [n_pages + 1, places of a page]: positions, or in a recurrent group the one state.
+    """
+
+    contexts: I64
+    is_state: bool
+
+    @classmethod
+    def of(cls, group: Group, page_size: int) -> _Written:
+        match group:
+            case RecurrentGroup():
+                return cls(np.full((group.n_pages + 1, 1), UNWRITTEN, np.int64), True)
+            case FullGroup() | SlidingGroup():
+                shape = (group.n_pages + 1, page_size)
+                return cls(np.full(shape, UNWRITTEN, np.int64), False)
+
+    def places(self, table: tuple[I32, I32], rows: I64, positions: I64) -> tuple[I64, I64]:
+        """Page and place of each of `positions` [n], which belong to `rows` [n]."""
+        indptr, pages = table
+        if self.is_state:
+            page, place = np.zeros_like(positions), np.zeros_like(positions)
+        else:
+            page, place = np.divmod(positions, self.contexts.shape[1])
+        return pages[indptr[rows] + page].astype(np.int64), place
+
+
 class Recorder:
     """An `Executor` around another one, which writes what it computes into a logbook.
+
+    A context under an adapter is one of its own: it begins with a number below 0 for the slot.
 
     Raises AssertionError out of `forward` where a row's pages hold no context, or another one in
     each KV group. `n_copies`, `n_shared_steps` and `n_chunks` count page copies, batches of more
@@ -110,8 +144,7 @@ class Recorder:
         self._inner = inner
         self._book = book
         self._who = who
-        self._written: list[I64] = []
-        self._page_size = 0
+        self._written: list[_Written] = []
         self.n_copies = 0
         self.n_shared_steps = 0
         self.n_chunks = 0
@@ -128,17 +161,30 @@ class Recorder:
 
     def allocate(self, kv: KvSpec) -> None:
         self._inner.allocate(kv)
-        self._page_size = kv.page_size
-        self._written = [
-            np.full((group.n_pages + 1, kv.page_size), UNWRITTEN, np.int64) for group in kv.groups
-        ]
+        self._written = [_Written.of(group, kv.page_size) for group in kv.groups]
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         self._inner.copy_pages(copies)
         for copy in copies:
-            written = self._written[copy.group]
+            written = self._written[copy.group].contexts
             written[copy.dst] = written[copy.src]
         self.n_copies += len(copies)
+
+    def page_format(self) -> str:
+        return f"logged {self._inner.page_format()}"
+
+    def read_pages(self, group: int, pages: Pages) -> PageBytes:
+        """Each page of the executor, followed by what this log knows of it."""
+        held = np.frombuffer(self._inner.read_pages(group, pages), np.uint8)
+        known = self._written[group].contexts[list(pages)].view(np.uint8)
+        return np.concatenate((held.reshape(len(pages), -1), known), axis=1).reshape(-1).data
+
+    def write_pages(self, group: int, pages: Pages, data: PageBytes) -> None:
+        each = np.frombuffer(data, np.uint8).reshape(len(pages), -1)
+        contexts = self._written[group].contexts
+        held, known = np.split(each, [each.shape[1] - 8 * contexts.shape[1]], axis=1)
+        self._inner.write_pages(group, pages, np.ascontiguousarray(held).reshape(-1).data)
+        contexts[list(pages)] = np.ascontiguousarray(known).view(np.int64)
 
     def forward(self, batch: Batch) -> F32:
         contexts = self._contexts(batch)
@@ -156,6 +202,12 @@ class Recorder:
     def choose(self, logits: F32, specs: Sequence[ChoiceSpec]) -> list[Choice]:
         return self._inner.choose(logits, specs)
 
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        self._inner.load_adapter(slot, adapter)
+
+    def unload_adapter(self, slot: int) -> None:
+        self._inner.unload_adapter(slot)
+
     def close(self) -> None:
         self._inner.close()
 
@@ -170,11 +222,13 @@ class Recorder:
 
     def _context_before(self, batch: Batch, row: int, position: int) -> int:
         if position == 0:
-            return EMPTY_CONTEXT
-        page, offset = divmod(position - 1, self._page_size)
+            slot = -1 if batch.adapters is None else int(batch.adapters[row])
+            begun = self._book.contexts.extend(EMPTY_CONTEXT, [-1 - slot] if slot >= 0 else [])
+            return begun[0] if begun else EMPTY_CONTEXT
+        at = np.array([row]), np.array([position - 1])
         found = {
-            int(written[pages[indptr[row] + page], offset])
-            for written, (indptr, pages) in zip(self._written, batch.tables, strict=True)
+            int(written.contexts[written.places(table, *at)][0])
+            for written, table in zip(self._written, batch.tables, strict=True)
         }
         assert len(found) == 1, f"the KV groups of a row hold different contexts: {found}"
         context = found.pop()
@@ -182,12 +236,12 @@ class Recorder:
         return context
 
     def _note(self, batch: Batch, contexts: I64) -> None:
-        row_of = self._row_of(batch, np.arange(len(batch.tokens)))
-        positions = batch.first_pos[row_of] + np.arange(len(row_of)) - batch.row_start[row_of]
-        page, offset = np.divmod(positions, self._page_size)
-        for written, (indptr, pages) in zip(self._written, batch.tables, strict=True):
-            written[pages[indptr[row_of] + page], offset] = contexts
+        rows = self._row_of(batch, np.arange(len(batch.tokens)))
+        positions = batch.first_pos[rows] + np.arange(len(rows)) - batch.row_start[rows]
+        for written, table in zip(self._written, batch.tables, strict=True):
+            # Of all tokens that write one state, the last comes last.
+            written.contexts[written.places(table, rows, positions)] = contexts
 
     @staticmethod
-    def _row_of(batch: Batch, at: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-        return np.searchsorted(batch.row_start, at, side="right") - 1
+    def _row_of(batch: Batch, at: npt.NDArray[np.integer]) -> I64:
+        return np.searchsorted(batch.row_start, at, side="right").astype(np.int64) - 1

@@ -7,12 +7,14 @@ known without asking the engine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from random import Random
 
 from tenure.core.events import Aborted, LengthReached, Stopped
-from tenure.core.tokens import tokens
+from tenure.core.grammar import GrammarSpec
+from tenure.core.tokens import EMPTY, tokens
 from tenure.core.turns import OnAbort, TurnRequest
 from tenure.testing.answers import Answer, Oracle, Question, differences
 from tenure.testing.plain_sessions import PlainSession, PlainTurn
@@ -27,8 +29,15 @@ class Programme:
     """
 
     def __init__(
-        self, engine: SteppedEngine, rng: Random, scale: Scale, eos_ids: frozenset[int]
+        self,
+        engine: SteppedEngine,
+        rng: Random,
+        scale: Scale,
+        eos_ids: frozenset[int],
+        adapters: Sequence[str] = (),
     ) -> None:
+        """`adapters` are loaded, in slots from 0 on; half of the turns then have one."""
+        self._adapters = [*(None for _ in adapters), *adapters]
         self._engine = engine
         self._eos_ids = eos_ids
         self._rng = rng
@@ -177,16 +186,31 @@ class Programme:
     ) -> None:
         """Ask for an answer to `prompt`, of which the engine has the first part already."""
         params, logprobs = self._draw.params(), self._draw.logprobs(len(prompt))
-        self._questions[turn_id] = Question(tuple(prompt), params, logprobs, self._eos_ids)
+        adapter = self._rng.choice(self._adapters) if self._adapters else None
+        slot = None if adapter is None else self._adapters.index(adapter) - len(self._adapters) // 2
+        self._seen["adapted"] += adapter is not None
+        grammar = self._draw.grammar()
+        allowed = None if grammar is None else partial(self._allowed, grammar)
+        question = Question(tuple(prompt), params, logprobs, self._eos_ids, slot, allowed)
+        self._questions[turn_id] = question
         request = TurnRequest(
             id=turn_id,
             tokens=tokens(prompt[n_inherited:]),
             params=params,
             logprobs=logprobs,
+            grammar=grammar,
             priority=self._rng.randrange(3),
+            adapter=adapter,
             **fields,  # type: ignore[arg-type]
         )
         self._engine.engine.submit(request)
+
+    def _allowed(self, grammar: GrammarSpec, output: Sequence[int]) -> bytes:
+        """What may come after `output`, followed from the grammar's start."""
+        matcher = self._engine.parts.grammars.matcher(grammar, EMPTY)
+        for token in output:
+            matcher.take(token)
+        return matcher.allowed()
 
     def _next_id(self, kind: str) -> str:
         return f"{kind}{next(self._numbers)}"

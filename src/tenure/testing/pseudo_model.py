@@ -57,9 +57,12 @@ class PseudoModel:
         """What a correct engine chooses after `context` (at least one token)."""
         return choose_one(self.logits(self._state(context)), spec)
 
-    def greedy(self, context: Iterable[int], n_tokens: int) -> list[int]:
-        """The greedy continuation of `context`, which ends with `eos` or after `n_tokens`."""
-        state = self._state(context)
+    def greedy(self, context: Iterable[int], n_tokens: int, empty: int = EMPTY_STATE) -> list[int]:
+        """The greedy continuation of `context`, which ends with `eos` or after `n_tokens`.
+
+        `empty` is the state of an empty context.
+        """
+        state = int(self.states(empty, context)[-1])
         out: list[int] = []
         while len(out) < n_tokens and (not out or out[-1] != self.eos):
             out.append(int(self.logits(state).argmax()))

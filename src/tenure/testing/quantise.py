@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenure.model.weights.base import BLOCK, Encoding
+from tenure.model.weights.dequant import E2M1
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -167,6 +168,16 @@ def _q6_k(x: F32) -> U8:
     return np.concatenate([low, high, scales, _f16(d)], axis=1)
 
 
+def _mxfp4(x: F32) -> U8:
+    """The exponent puts the largest magnitude between 4 and 8, and 6 is the largest value."""
+    top = np.abs(x).max(axis=1, keepdims=True)
+    exponent = np.clip(np.floor(np.log2(np.maximum(top, 2.0**-120))) - 2, -127, 127)
+    scaled = np.abs(x) / np.exp2(exponent)
+    nearest = np.abs(scaled[..., None] - E2M1).argmin(axis=-1).astype(np.uint8)
+    q = nearest | (np.signbit(x).astype(np.uint8) << np.uint8(3))
+    return np.concatenate([(exponent + 127).astype(np.uint8), _packed(q)], axis=1)
+
+
 _ENCODERS: dict[Encoding, Callable[[F32], U8]] = {
     Encoding.F32: _f32,
     Encoding.F16: _f16,
@@ -179,4 +190,5 @@ _ENCODERS: dict[Encoding, Callable[[F32], U8]] = {
     Encoding.Q4_K: _q4_k,
     Encoding.Q5_K: _q5_k,
     Encoding.Q6_K: _q6_k,
+    Encoding.MXFP4: _mxfp4,
 }

@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from tenure.core.grammar import GrammarKind, GrammarSpec
 from tenure.core.params import LogprobParams, SamplingParams
 from tenure.core.turns import SessionRef
 from tenure.testing.plain_sessions import PlainSession
 
 KINDS = {"append": 40, "branch": 20, "rewind": 18, "drop": 6, "replace": 12, "root": 4}
 """How a turn stands to what its session holds, with weights."""
+
+GRAMMARS = (
+    "[a-z ]{2,40}",
+    "(foo|bar|foobar){1,9}",
+    "only this",
+    "(yes|no), (I|we) (do|will) [a-f]+",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,12 @@ class RandomTurns:
         start = rng.choice([None, rng.randrange(n_prompt)])
         ids = tuple(rng.choices(self._scale.alphabet, k=rng.choice([0, 2])))
         return rng.choice([None, LogprobParams(start, rng.choice([0, 3]), ids)])
+
+    def grammar(self) -> GrammarSpec | None:
+        """For one turn in four, a grammar that leaves much, little or nothing to choose."""
+        if self._rng.random() < 0.75:
+            return None
+        return GrammarSpec(GrammarKind.REGEX, self._rng.choice(GRAMMARS))
 
     def _ids(self, n: int) -> list[int]:
         return self._rng.choices(self._scale.alphabet, k=n)

@@ -27,6 +27,7 @@ from tenure.testing.byte_vocabulary import (
     write_tokenizer,
 )
 from tenure.testing.quantise import quantise
+from tenure.testing.unplaced import stored_values
 from tenure.testing.writers import write_gguf, write_safetensors
 
 F32 = npt.NDArray[np.float32]
@@ -119,7 +120,12 @@ def tiny_weights(blueprint: Blueprint, seed: int) -> dict[str, F32]:
     Scales keep activations near 1 and logits spread, so that greedy continuations vary.
     """
     return {
-        name: _values(name, shape, np.random.default_rng([seed, zlib.crc32(name.encode())]))
+        name: _values(
+            name,
+            shape,
+            np.random.default_rng([seed, zlib.crc32(name.encode())]),
+            blueprint.spec.norm_offset,
+        )
         for name, shape in parameter_shapes(blueprint.spec).items()
     }
 
@@ -189,16 +195,20 @@ def gguf_metadata(family: str, shape: TinyShape) -> dict[str, object]:
     return {"general.architecture": arch, **{f"{arch}.{k}": v for k, v in keys.items()}}
 
 
-def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> F32:
+def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator, offset: float) -> F32:
     noise = rng.standard_normal(shape, dtype=np.float32)
     match name.rsplit(".", 1)[-1]:
-        case "norm" | "attn_norm" | "mlp_norm" | "q_norm" | "k_norm":
+        case "ssm_norm" | "delta_norm":
             return 1 + np.float32(0.1) * noise
-        case "q_bias" | "k_bias" | "v_bias" | "o_bias":
-            return np.float32(0.1) * noise
+        case "ssm_a" | "delta_decay":
+            return -np.clip(np.abs(noise), 0.05, 3)
+        case part if part.endswith("norm"):
+            return np.float32(1 - offset) + np.float32(0.1) * noise
         case "embed":
             # Small beside the blocks' output, or a tied head would repeat its input for ever.
             return np.float32(0.15) * noise
+        case _ if len(shape) == 1:
+            return np.float32(0.1) * noise
         case _:
             return noise * np.float32(shape[-1] ** -0.5)
 
@@ -206,16 +216,12 @@ def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> F32:
 def _stored(
     blueprint: Blueprint, weights: Mapping[str, F32], matrices: Encoding, vectors: Encoding
 ) -> Iterable[StoredTensor]:
-    for name, values in weights.items():
-        rows = values
-        if name in blueprint.interleaved:
-            rows = interleave_rows(values, blueprint.interleaved[name])
-        kind = matrices if values.ndim == 2 else vectors
-        stored_name = blueprint.names[name]
-        yield StoredTensor(stored_name, values.shape, kind, quantise(rows, kind))
-
-
-def interleave_rows(values: F32, n_heads: int) -> F32:
-    """Half-split rotary row order to Llama's GGUF order: a head's rows 0 1 2 3 become 0 2 1 3."""
-    rows = values.reshape(n_heads, 2, -1, *values.shape[1:])
-    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(values.shape)
+    """Convolutions and what is a vector in the parts list go by `vectors`."""
+    small = {
+        place.name
+        for name, place in blueprint.places.items()
+        if weights[name].ndim == 1 or name.endswith("conv")
+    }
+    for stored_name, values in stored_values(blueprint.places, weights).items():
+        kind = vectors if stored_name in small else matrices
+        yield StoredTensor(stored_name, values.shape, kind, quantise(values, kind))

@@ -7,8 +7,9 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tenure.model.weights.base import Encoding, StoredTensor
+from tenure.model.weights.base import StoredTensor
 from tenure.model.weights.gguf import ARRAY, MAGIC, STRING, TENSOR_TYPES
+from tenure.model.weights.safetensors import ENCODINGS
 
 ALIGNMENT = 32
 GGUF_VERSION = 3
@@ -31,11 +32,11 @@ def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Iterable[Sto
 
 
 def write_safetensors(path: Path, tensors: Iterable[StoredTensor]) -> None:
-    """Write one file; encodings must be F32, F16 or BF16."""
+    """Write one file; encodings must be F32, F16, BF16 or U8."""
     header: dict[str, object] = {}
     body, offset = b"", 0
     for tensor in tensors:
-        if tensor.encoding not in (Encoding.F32, Encoding.F16, Encoding.BF16):
+        if tensor.encoding.value not in ENCODINGS:
             raise ValueError(f"safetensors has no {tensor.encoding.value}")
         end = offset + tensor.data.nbytes
         header[tensor.name] = {

@@ -17,6 +17,7 @@ from tenure.testing.scripted_chat import ScriptedChat
 USER = {"role": "user", "content": "a"}
 TOOL = {"name": "f"}
 MAPPED = {
+    "model": "an-adapter",
     "messages": [{"role": "user", "content": "other"}],
     "system": "s",
     "tools": [TOOL],

@@ -33,7 +33,7 @@ async def test_every_endpoint_is_described(served):
     text = (DOCS / "openai.md").read_text() + (DOCS / "anthropic.md").read_text()
     document = (await served.http.get("/openapi.json")).json()
     for path in document["paths"]:
-        if path.startswith("/v1/"):
+        if path.startswith("/v1/") and not path.startswith("/v1/sessions"):
             shown = re.sub(r"\{[a-z_]*_id\}", "{id}", path)
             shown = shown.replace("items/{id}", "items/{item}").replace(
                 "models/{id}", "models/{name}"

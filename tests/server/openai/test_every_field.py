@@ -24,6 +24,10 @@ SHAPE_OF_ANSWER = {"stream", "stream_options", "return_token_ids"}
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 DECODING = {
+    "model": "an-adapter",
+    "lora_path": "an-adapter",
+    "custom_logit_processor": "p",
+    "custom_params": {"custom_params": {"a": 1}, "custom_logit_processor": "p"},
     "frequency_penalty": 1.0,
     "presence_penalty": 1.0,
     "logit_bias": {"1": 2.0},
@@ -78,6 +82,7 @@ COMPLETION = {
     "json_schema": "{}",
 }
 RESPONSE = {
+    "model": "an-adapter",
     "instructions": "i",
     "max_output_tokens": 5,
     "temperature": 0.5,

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tenure.server.chat.ask import Talk
 from tenure.server.chat.transcript import Exchange, Transcript
 from tenure.server.openai.responses.store import (
-    MemoryStore,
+    ResponseStore,
     StoredConversation,
     StoredResponse,
 )
 
 ITEM = {"type": "message", "id": "m", "content": "x" * 100}
-
-
-def response(name, session=None, size=100):
-    return StoredResponse(name, {"id": name, "pad": "x" * size}, (), (), session=session)
 
 
 def exchange(text, parent=None):
@@ -28,62 +21,22 @@ def exchange(text, parent=None):
 
 
 class TestStore:
-    def test_what_was_used_least_recently_goes_first(self):
-        store = MemoryStore(max_bytes=400)
-        for name in "abc":
-            assert store.put_response(response(name)) == []
-        assert store.response("a") is not None
-        store.put_response(response("d"))
-        kept = [name for name in "abcd" if store.response(name) is not None]
-        assert kept == ["a", "c", "d"]
+    async def test_what_is_put_comes_back_as_it_was(self, served):
+        store = ResponseStore(served.engine)
+        whole = StoredConversation("s", 7, {"a": "b"}).extended([ITEM])
+        await store.put_conversation(replace(whole, tip="t", n_held=1, instructions="Be brief."))
+        found = await store.conversation("s")
+        assert found == replace(whole, tip="t", n_held=1, instructions="Be brief.")
+        one = StoredResponse("a", {"id": "a", "n": [1.5, None]}, (ITEM,), (ITEM, ITEM), "p", "s")
+        await store.put_response(one)
+        assert await store.response("a") == one
 
-    def test_one_that_is_too_large_is_kept_alone(self):
-        store = MemoryStore(max_bytes=50)
-        store.put_response(response("a"))
-        store.put_response(response("b"))
-        assert store.response("a") is None
-        assert store.response("b") is not None
-
-    def test_a_session_goes_with_the_last_that_refers_to_it(self):
-        store = MemoryStore()
-        conversation = StoredConversation("s", 0, {})
-        store.put_conversation(conversation)
-        store.put_response(response("a", "s"))
-        assert store.put_conversation(conversation.extended([ITEM])) == []
-        assert store.put_response(response("a", "s")) == []
-        assert store.remove_conversation("s") == []
-        assert store.remove_response("a") == ["s"]
-        assert store.remove_response("a") == []
-
-    def test_a_response_is_no_conversation(self):
-        store = MemoryStore()
-        store.put_response(response("a"))
-        assert store.conversation("a") is None
-        assert store.remove_conversation("a") == []
-        assert store.response("a") is not None
-
-    @given(
-        st.lists(
-            st.tuples(
-                st.sampled_from("pr"),
-                st.sampled_from("abcdef"),
-                st.sampled_from(["s", "t", None]),
-                st.integers(0, 300),
-            )
-        )
-    )
-    def test_sessions_are_let_go_exactly_when_nothing_refers_to_them(self, verbs):
-        store = MemoryStore(max_bytes=600)
-        open_sessions = set()
-        for verb, name, session, size in verbs:
-            if verb == "p":
-                freed = store.put_response(response(name, session, size))
-                open_sessions |= {session} - {None}
-            else:
-                freed = store.remove_response(name)
-            open_sessions -= set(freed)
-            found = [store.response(n) for n in "abcdef"]
-            assert open_sessions == {r.session for r in found if r is not None} - {None}
+    async def test_a_response_is_no_conversation(self, served):
+        store = ResponseStore(served.engine)
+        await store.put_response(StoredResponse("a", {}, (), ()))
+        assert await store.conversation("a") is None
+        await store.remove_conversation("a")
+        assert await store.response("a") is not None
 
     def test_taking_out_an_item_that_a_turn_holds_forgets_the_turn(self):
         items = [{**ITEM, "id": name} for name in "abc"]

@@ -443,7 +443,8 @@ class TestConversations:
         server.served.runner.shut()
         running = asyncio.create_task(create("a", conversation=conversation, max_output_tokens=9))
         await server.served.held()
-        error = await create("b", conversation=conversation, status=409)
+        again = create("b", conversation=conversation, status=409)
+        error = await server.served.stepped(again)
         assert error["error"]["code"] == "turn_in_flight"
         server.served.runner.open()
         await running
@@ -502,10 +503,18 @@ class TestSessions:
         ({"input": "a", "reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"input": "a", "reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"input": "a", "text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"input": "a", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        (
+            {
+                "input": "a",
+                "text": {"format": {"type": "json_schema", "schema": {"not": {}}, "strict": True}},
+            },
+            "text.format",
+        ),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0] (web_search)"),
-        ({"input": "a", "tools": [{**TOOLS[0], "strict": True}]}, "tools.strict"),
-        ({"input": "a", "tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        (
+            {"input": "a", "tools": [{**TOOLS[0], "strict": True, "parameters": {"not": {}}}]},
+            "tools.strict",
+        ),
         ({"input": "a", "tool_choice": "required"}, "tool_choice"),
         ({"input": "a", "tool_choice": {"type": "mcp"}}, "tool_choice (mcp)"),
         (

@@ -106,25 +106,6 @@ async def test_one_call_at_a_time_shows_the_first(server, stream):
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "add"}}, "tools": TOOLS},
-            "tool_choice",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}]},
-            "tools.function.strict",
-        ),
-    ],
-)
-async def test_what_needs_a_grammar_is_refused_for_now(server, body, param):
-    error = (await server.chat(ASK, status=400, **body)).json()["error"]
-    assert (error["param"], error["code"]) == (param, "unsupported_field")
-
-
-@pytest.mark.parametrize(
     "body",
     [
         {"tool_choice": "required"},

@@ -17,7 +17,7 @@ from tenure.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, Rope
 from tenure.testing.dict_weights import DictWeights
 
 ATTENTION = AttentionSpec(2, 1, 16, 0.25, RopeSpec(16))
-LAYER = LayerSpec(ATTENTION, MlpSpec(24))
+LAYER = LayerSpec((ATTENTION,), MlpSpec(24))
 SPEC = ModelSpec("tiny", 20, 32, 64, (LAYER, LAYER), 1e-5, tied_head=True)
 
 
@@ -81,7 +81,7 @@ def test_a_missing_weight_is_named() -> None:
 
 
 def test_layers_of_one_group_must_agree() -> None:
-    other = replace(LAYER, attention=replace(ATTENTION, window=5))
+    other = replace(LAYER, mixers=(replace(ATTENTION, window=5),))
     with pytest.raises(ModelError, match="must agree"):
         load(replace(SPEC, layers=(LAYER, other)))
 
@@ -112,8 +112,13 @@ def test_the_cache_is_allocated_once() -> None:
 
 
 def test_layers_are_counted_in_their_group() -> None:
-    layers = tuple(replace(LAYER, group=g) for g in (0, 1, 0, 0, 1))
-    assert slots_in_groups(layers) == [0, 0, 1, 2, 1]
+    mixers = [(0,), (1, 0), (), (0,), (1,)]
+    layers = tuple(
+        LayerSpec(tuple(replace(ATTENTION, group=g) for g in groups), MlpSpec(24))
+        for groups in mixers
+    )
+    spec = replace(SPEC, layers=layers)
+    assert slots_in_groups(spec) == [(0,), (0, 1), (), (2,), (1,)]
 
 
 def test_backends_by_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,11 +39,17 @@ def run(capfd, monkeypatch) -> Callable[..., Ran]:
                 raise EOFError from None
 
         monkeypatch.setattr("builtins.input", read)
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
         try:
             main(list(argv))
             status = 0
         except SystemExit as exit_:
             status = exit_.code or 0
+        finally:
+            # A command's own log goes to the stderr of this test, which is about to end.
+            root.handlers[:] = handlers
+            root.setLevel(level)
         caught = capfd.readouterr()
         return Ran(caught.out, caught.err, status)
 

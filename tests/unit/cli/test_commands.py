@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,18 +16,35 @@ from tenure.cli.flags import EngineFlags, ServerFlags
 from tenure.cli.load import percentile
 from tenure.cli.machine import Machine, look
 from tenure.cli.serve import bind, is_loopback, settings
-from tenure.core.config import EngineSettings, JournalSettings, JournalSync, QueueOrder
+from tenure.core.clock import ManualClock
+from tenure.core.config import (
+    AdapterPath,
+    EngineSettings,
+    JournalSettings,
+    JournalSync,
+    QueueOrder,
+)
 from tenure.core.errors import ConfigError
+from tenure.store.journal import open_journal
+from tenure.testing.fake_runner import FakeRunner
+from tenure.testing.harness import FakeSetup
 
+VERBS = (
+    *("list", "show", "tree", "fork", "rewind", "compact", "touch", "evict", "close", "events"),
+)
 COMMANDS = (
     (),
     ("serve",),
     ("chat",),
     ("generate",),
     ("doctor",),
+    ("sessions",),
+    ("sessions", "vacuum"),
     ("bench",),
     ("bench", "serve"),
     ("bench", "bookkeeping"),
+    ("sessions",),
+    *(("sessions", verb) for verb in VERBS),
 )
 
 
@@ -37,7 +57,7 @@ def asked(monkeypatch):
         seen.append(settings)
         raise ConfigError("far enough")
 
-    monkeypatch.setattr(serve_module, "start_engine", stop)
+    monkeypatch.setattr(serve_module, "locate", stop)
     return seen
 
 
@@ -74,9 +94,23 @@ def test_flags_reach_the_engine(run, asked):
         max_kv_tokens=4096,
         order=QueueOrder.PRIORITY,
         seed=3,
-        journal=JournalSettings(),
+        journal=JournalSettings(kv_disk_bytes=4 * 10**9),
     )
     assert asked == [wanted]
+
+
+def test_adapters_are_named_one_after_the_other(run, asked):
+    port = ("--port", free_port())
+    run("serve", "--lora-paths", "a=/one", "b=owner/two", "./three", *port)
+    run("serve", *port, "--lora-paths", "a=/one", "--lora-paths", "b=owner/two")
+    named = (AdapterPath("a", "/one"), AdapterPath("b", "owner/two"))
+    assert [settings.adapters for settings in asked] == [
+        (*named, AdapterPath("./three", "./three")),
+        named,
+    ]
+    for wrong in ("=path", "name="):
+        refused = run("serve", *port, "--lora-paths", wrong)
+        assert f"lora_paths must be name=path, got {wrong!r}" in refused.err
 
 
 def test_serve_keeps_sessions_unless_told_not_to(run, asked, tmp_path):
@@ -85,10 +119,28 @@ def test_serve_keeps_sessions_unless_told_not_to(run, asked, tmp_path):
     for flags in ((), ("--no-journal",), where):
         run("serve", *port, *flags)
     assert [settings.journal for settings in asked] == [
-        JournalSettings(),
+        JournalSettings(kv_disk_bytes=4 * 10**9),
         None,
-        JournalSettings(tmp_path, JournalSync.FULL, required=False),
+        JournalSettings(tmp_path, JournalSync.FULL, required=False, kv_disk_bytes=4 * 10**9),
     ]
+
+
+def test_serve_keeps_as_much_kv_on_disk_as_it_is_told(run, asked):
+    port = ("--port", free_port())
+    for flags in (("0",), ("0.5",), ("0", "--no-journal")):
+        run("serve", *port, "--kv-disk-gb", *flags)
+    assert [settings.journal for settings in asked] == [
+        JournalSettings(),
+        JournalSettings(kv_disk_bytes=5 * 10**8),
+        None,
+    ]
+    for flags, said in (
+        (("-1",), "--kv-disk-gb must be in [0, 1000000], got -1"),
+        (("nan",), "--kv-disk-gb must be in [0, 1000000], got nan"),
+        (("1", "--no-journal"), "leave out --no-journal"),
+    ):
+        ran = run("serve", *port, "--kv-disk-gb", *flags)
+        assert (ran.status, said in ran.err) == (2, True)
 
 
 def test_flags_win_over_variables_and_variables_over_the_file(run, asked, tmp_path, monkeypatch):
@@ -111,6 +163,46 @@ def test_a_config_file_must_exist_and_hold_known_keys(run, asked, tmp_path):
     assert unknown.status != 0
     assert "pagesize" in unknown.out + unknown.err
     assert asked == []
+
+
+def test_a_config_file_may_have_the_commands_table_and_no_other(run, asked, tmp_path):
+    file = tmp_path / "tenure.toml"
+    file.write_text("max-running = 3\n[serve]\npage-size = 8\n")
+    run("serve", "--port", free_port(), "--config", str(file))
+    (got,) = asked
+    assert (got.page_size, got.max_running) == (8, 3)
+    for text, said in (
+        ("[chat]\npage-size = 8\n", "[chat] is not read; use [serve] or no table"),
+        ("serve = 1\n", "serve must be a table, [serve]"),
+        ("[serve]\npagesize = 8\n", "pagesize"),
+        ("[serve\n", "tenure.toml: "),
+    ):
+        file.write_text(text)
+        refused = run("serve", "--config", str(file))
+        assert refused.status != 0
+        assert said in refused.out + refused.err
+    assert len(asked) == 1
+
+
+def test_a_port_that_kubernetes_set_is_explained(run, asked, monkeypatch):
+    monkeypatch.setenv("TENURE_PORT", "tcp://10.0.0.1:30000")
+    refused = run("serve")
+    assert refused.status == 2
+    assert "enableServiceLinks" in refused.err
+    run("serve", "--port", "0")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("flag", ["--model", "--max-kv-tokens", "--page-size", "--threads"])
+def test_a_flag_of_the_engine_does_not_go_with_a_url(run, flag):
+    refused = run("generate", "x", "--url", "http://127.0.0.1:9", flag, "1")
+    assert refused.status == 2
+    assert f"{flag} is for a model that is loaded here" in refused.err
+
+
+def test_a_variable_for_a_model_does_not_stand_in_the_way_of_a_url(run, monkeypatch):
+    monkeypatch.setenv("TENURE_MODEL", "m")
+    assert "no answer from" in run("generate", "x", "--url", "http://127.0.0.1:9").err
 
 
 def test_a_port_in_use_is_told_before_a_model_is_loaded(run, asked):
@@ -182,7 +274,11 @@ def test_a_refused_value_is_one_line(run, fake_model):
 
 def test_doctor_prints_json(run, monkeypatch, tmp_path):
     monkeypatch.setenv("TENURE_CACHE", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     findings = {f["about"]: f for f in json.loads(run("doctor", "--json").out)}
+    state = str(tmp_path / "tenure")
+    assert findings["state folder"]["found"].startswith(f"{state}, ")
+    assert "up to 4 GB of KV a model in */pages, 0.0 GB now" in findings["state folder"]["found"]
     assert findings["tenure"]["found"] == "0.1.0"
     assert findings["cache folder"]["found"] == str(tmp_path)
     assert "first start fetches" in findings["model"]["found"]
@@ -212,3 +308,21 @@ def test_the_machine_is_read_from_the_kernel(tmp_path):
 )
 def test_percentile_is_the_nearest_rank(samples, percent, value):
     assert percentile(samples, percent) == value
+
+
+def test_vacuum_writes_every_journal_anew_and_names_who_holds_one(run, tmp_path):
+    nothing = run("sessions", "vacuum", "--state-dir", str(tmp_path))
+    assert nothing.status == 2
+    assert "there is no journal below" in nothing.err
+    setup = FakeSetup()
+    model = setup.wiring(FakeRunner(setup.kv_spec(), setup.model), ManualClock()).model
+    settings = JournalSettings(tmp_path)
+    for fingerprint in ("a" * 16, "b" * 16):
+        open_journal(settings, replace(model, fingerprint=fingerprint)).close()
+    done = run("sessions", "vacuum", "--state-dir", str(tmp_path), "--json")
+    assert [Path(one["folder"]).name for one in json.loads(done.out)] == ["a" * 16, "b" * 16]
+    held = open_journal(settings, replace(model, fingerprint="b" * 16))
+    refused = run("sessions", "vacuum", "--state-dir", str(tmp_path))
+    held.close()
+    assert refused.status == 2
+    assert f"is in use by process {os.getpid()}; stop that one" in refused.err.replace("\n", " ")

@@ -23,8 +23,9 @@ from tenure.cli import serve
 from tenure.cli.main import main
 from tenure.model.chat_template import CHATML
 from tenure.testing.harness import FakeSetup, fake_client
-serve.start_engine = lambda settings, report: fake_client(FakeSetup(template=CHATML))
-main(["serve", "--port", "0", *sys.argv[1:]])
+setup = FakeSetup(template=CHATML, n_pages=2**16, verify_all=False)
+serve.start_engine = lambda settings, report: fake_client(setup)
+main(["serve", "--port", "0", "--in-process", *sys.argv[1:]])
 """
 
 
@@ -44,6 +45,9 @@ class Process:
 
     def stop(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
         _, self.rest = self.process.communicate()
         return self.process.returncode
 
@@ -72,19 +76,95 @@ def test_a_signal_stops_it_in_order(process, number):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_turns_that_run(process, number):
-    served = process("--api-key", "k")
-    body = {"text": "a", "sampling_params": {"max_new_tokens": 10**6, "ignore_eos": True}}
+    served = process("--api-key", "k", "--drain-s", "0")
     headers = {"x-api-key": "k"}
-    url = f"{served.url}/generate"
-    with httpx2.stream("POST", url, json=body | {"stream": True}, headers=headers) as answer:
+    with stream(served, 10**6, headers) as answer:
         lines = answer.iter_lines()
         first = next(lines)
-        assert served.stop(number) == 0
+        served.process.send_signal(number)
         *_, last, done = [first, *(line for line in lines if line)]
+    assert served.wait() == 0
     assert done == "data: [DONE]"
     finish = json.loads(last.removeprefix("data: "))["meta_info"]["finish_reason"]
     assert (finish["type"], finish["status_code"]) == ("abort", 503)
-    assert served.rest == ""
+    (line,) = (line for line in served.rest.splitlines() if "finish=" in line)
+    assert "finish='abort: The engine was stopped.'" in line
+
+
+def test_what_it_runs_on_is_said_at_start(process):
+    served = process()
+    assert "Backend fake; KV for 262144 tokens in pages of 4; sessions in memory only" in (
+        served.greeting
+    )
+
+
+def test_a_hangup_reads_the_keys_again_and_a_bad_file_changes_nothing(process, tmp_path):
+    path = tmp_path / "keys.toml"
+    path.write_text('[tenant.a]\nkeys = ["old"]\n')
+    served = process("--keys-file", str(path))
+
+    def status(key):
+        return httpx2.get(f"{served.url}/server_info", headers={"x-api-key": key}).status_code
+
+    def reload(text):
+        path.write_text(text)
+        served.process.send_signal(signal.SIGHUP)
+        return served.process.stderr.readline()
+
+    assert (status("old"), status("new")) == (200, 401)
+    assert "keys_reloaded" in reload('[tenant.a]\nkeys = ["new"]\n')
+    assert (status("old"), status("new")) == (401, 200)
+    line = reload("[tenant.a]\nkeys = 1\n")
+    assert "keys_not_reloaded" in line
+    assert "keys.toml" in line
+    assert (status("old"), status("new")) == (401, 200)
+    assert served.stop(signal.SIGTERM) == 0
+
+
+def stream(served, n_tokens, headers=None):
+    params = {"max_new_tokens": n_tokens, "ignore_eos": True}
+    body = {"text": "a", "sampling_params": params, "stream": True, "rid": "long"}
+    return httpx2.stream("POST", f"{served.url}/generate", json=body, headers=headers)
+
+
+def refused_while_draining(served) -> httpx2.Response:
+    """The first answer that is no success: a signal takes a moment to arrive."""
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+    while (answer := httpx2.post(f"{served.url}/generate", json=body)).status_code == 200:
+        pass
+    return answer
+
+
+def test_a_signal_lets_turns_finish_and_takes_no_new_ones(process):
+    served = process("--log-level", "error")
+    with stream(served, 10**6) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        refused = refused_while_draining(served)
+        health = httpx2.get(f"{served.url}/health")
+        httpx2.post(f"{served.url}/abort_request", json={"rid": "long"})
+        *_, last, done = (line for line in lines if line)
+    assert refused.status_code == 503
+    assert refused.json()["type"] == "server_draining"
+    assert refused.json()["retryable"] is True
+    assert refused.headers["retry-after"] == "1"
+    assert (health.status_code, health.json()["engine"]["state"]) == (503, "draining")
+    assert done == "data: [DONE]"
+    finish = json.loads(last.removeprefix("data: "))["meta_info"]["finish_reason"]
+    assert (finish["type"], "status_code" in finish) == ("abort", False)
+    assert served.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once(process, number):
+    served = process("--log-level", "error")
+    with stream(served, 10**6) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        served.process.send_signal(number)
+        refused_while_draining(served)
+        assert served.stop(number) == 128 + number
 
 
 def test_more_turns_than_can_run_and_wait_are_refused_for_good():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tenure.core.errors import SessionNotFound, StreamingRefused, TurnInFlight, UnknownTurn
@@ -12,7 +14,7 @@ PROMPT = [1, 2, 3, 4, 5]
 
 
 def ask(fake: FakeEngine, ref: SessionRef, n_tail: int = 3, *, at_tip: bool = False):
-    return fake.engine.context(ContextQuery(ref, at_tip, n_tail))
+    return fake.engine.context(ContextQuery(replace(ref, at_tip=at_tip), n_tail))
 
 
 def test_a_new_session_has_none() -> None:

@@ -215,7 +215,7 @@ def test_capacity_is_optional_recorded_and_never_a_limit() -> None:
     fake = FakeEngine()
     fake.engine.open(OpenSession("s", capacity=1))
     assert fake.turn("a", HISTORY, SessionRef("s")) == fake.expected(HISTORY)
-    assert fake.parts.reporter.session("s").capacity == 1
+    assert fake.parts.reporter.session("s").options.capacity == 1
 
 
 def test_memory_of_a_session_grows_with_its_tokens_not_with_turns_times_history() -> None:

@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from tenure.core.events import Aborted, Finish, LengthReached, Stopped
 from tenure.core.params import SamplingParams
+from tenure.core.tokens import tokens
+from tenure.core.turns import TurnRequest
 from tenure.engine.detokenize import DEFAULT_OPTIONS, TextOptions, TurnText
-from tenure.engine.stops import make_watch, stop_ids
+from tenure.engine.stops import ends_of, make_watch
 from tenure.testing.byte_tokenizer import ByteTokenizer
 from tenure.testing.byte_vocabulary import EOS, IM_START
 
 TOKENIZER = ByteTokenizer()
+ENDS = TOKENIZER.eos_ids
 PLAIN = SamplingParams()
 
 
@@ -24,7 +27,8 @@ def shown(
     options: TextOptions = DEFAULT_OPTIONS,
 ) -> list[str]:
     """What each token of `text` and then the finish add."""
-    turn = TurnText(TOKENIZER, params, options)
+    ends = ends_of(TurnRequest("t", tokens([1]), params), ENDS)
+    turn = TurnText(TOKENIZER, ends, params, options)
     parts = [turn.push([token]) for token in TOKENIZER.encode(text, add_special=False)]
     parts.append(turn.finish(finish))
     assert turn.text == "".join(parts)
@@ -41,7 +45,7 @@ def test_characters_are_shown_whole() -> None:
 
 @pytest.mark.parametrize("finish", [LengthReached(2), Aborted("gone"), Stopped(EOS)])
 def test_an_unfinished_character_is_shown_at_the_end(finish: Finish) -> None:
-    turn = TurnText(TOKENIZER, SamplingParams())
+    turn = TurnText(TOKENIZER, ENDS, SamplingParams())
     assert turn.push([ord("a"), 0xC3]) == "a"
     assert turn.finish(finish) == "\ufffd"
 
@@ -96,7 +100,7 @@ def test_a_stop_string_that_came_too_early_is_shown() -> None:
 
 def test_text_after_a_stop_string_in_the_same_token_is_cut() -> None:
     tokenizer = ByteTokenizer()
-    turn = TurnText(tokenizer, SamplingParams(stop=("<|im_start|",)), TextOptions(False))
+    turn = TurnText(tokenizer, ENDS, SamplingParams(stop=("<|im_start|",)), TextOptions(False))
     assert turn.push([ord("a"), IM_START]) == "a"
     assert turn.finish(Stopped("<|im_start|")) == ""
 
@@ -131,7 +135,7 @@ def test_the_text_is_that_of_the_tokens_cut_where_the_engine_stopped(
 ) -> None:
     params = SamplingParams(stop=tuple(stops), min_new_tokens=min_new)
     produced, finish = _run(ids, params)
-    turn = TurnText(TOKENIZER, params, TextOptions(skip, keep))
+    turn = TurnText(TOKENIZER, ENDS, params, TextOptions(skip, keep))
     parts = [turn.push(produced[i : i + chunk]) for i in range(0, len(produced), chunk)]
     text = "".join(parts) + turn.finish(finish)
     assert text == turn.text
@@ -140,7 +144,8 @@ def test_the_text_is_that_of_the_tokens_cut_where_the_engine_stopped(
 
 def _run(ids: list[int], params: SamplingParams) -> tuple[list[int], Finish]:
     """What an engine makes of a model that would say `ids`."""
-    watch, ends = make_watch(params, TOKENIZER), stop_ids(params, TOKENIZER.eos_ids)
+    turn = TurnRequest("t", tokens([1]), params)
+    watch, ends = make_watch(params, TOKENIZER), ends_of(turn, ENDS)
     for n, token in enumerate(ids, start=1):
         matched = watch(token) if watch is not None else None
         if token in ends and n >= params.min_new_tokens:
@@ -157,7 +162,8 @@ def _expected(ids: list[int], finish: Finish, skip: bool, keep: bool) -> str:
             return TOKENIZER.decode(ids[:-1], skip)
         case Stopped(matched=str(text)) if not keep:
             raw = TOKENIZER.decode(ids, False)
-            end = raw.index(text, max(0, len(TOKENIZER.decode(ids[:-1], False)) - len(text)))
+            n_before = len(TOKENIZER.decode(ids[:-1], False))
+            end = raw.index(text, max(0, n_before - len(text) + 1))
             return _visible(ids, end) if skip else raw[:end]
         case _:
             return TOKENIZER.decode(ids, skip)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core.errors import InvalidField
 from tenure.core.events import Stopped
+from tenure.core.grammar import GrammarKind, GrammarSpec
 from tenure.core.params import SamplingParams
-from tenure.engine.stops import HOLD_CHARS, SCAN_CHARS, StopRules, StopScanner, make_watch, stop_ids
+from tenure.core.tokens import tokens
+from tenure.core.turns import TurnRequest
+from tenure.engine.stops import HOLD_CHARS, SCAN_CHARS, StopRules, StopScanner, ends_of, make_watch
 from tenure.testing.byte_tokenizer import ByteTokenizer
 from tenure.testing.byte_vocabulary import EOS
 
@@ -173,6 +179,15 @@ def test_stop_strings_agree_with_a_search_of_the_whole_text(
 
 
 def test_stop_ids_are_eos_and_the_asked_for() -> None:
-    assert stop_ids(SamplingParams(), TOKENIZER.eos_ids) == {EOS}
-    assert stop_ids(SamplingParams(stop_token_ids=(7,)), TOKENIZER.eos_ids) == {7, EOS}
-    assert stop_ids(SamplingParams(stop_token_ids=(7,), ignore_eos=True), TOKENIZER.eos_ids) == {7}
+    assert ends_of(_turn(), TOKENIZER.eos_ids) == {EOS}
+    assert ends_of(_turn(stop_token_ids=(7,)), TOKENIZER.eos_ids) == {7, EOS}
+    assert ends_of(_turn(stop_token_ids=(7,), ignore_eos=True), TOKENIZER.eos_ids) == {7}
+
+
+def test_a_grammar_says_where_the_end_is_whatever_ignore_eos_says() -> None:
+    turn = replace(_turn(ignore_eos=True), grammar=GrammarSpec(GrammarKind.REGEX, "a+"))
+    assert ends_of(turn, TOKENIZER.eos_ids) == {EOS}
+
+
+def _turn(**params: Any) -> TurnRequest:
+    return TurnRequest("t", tokens([1]), SamplingParams(**params))

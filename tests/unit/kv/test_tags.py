@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tenure.core.info import Freed
 from tenure.core.tokens import tokens
 from tenure.kv import tags as tags_module
 from tenure.kv.spec import FullGroup, RecurrentGroup
-from tenure.kv.tags import Freed
 
 
 def finish(r, session: str, ids, ns: str = "a"):

@@ -128,8 +128,8 @@ def test_an_unknown_tensor_type_is_refused_with_the_known_ones(small: Path) -> N
     raw = small.read_bytes()
     entry = struct.pack("<Q", 1) + b"a" + struct.pack("<IQQ", 2, 32, 2)
     at = raw.index(entry) + len(entry)
-    small.write_bytes(raw[:at] + struct.pack("<I", 39) + raw[at + 4 :])
-    with pytest.raises(ModelError, match=r"a has tensor type 39; this build reads F32, .*Q6_K"):
+    small.write_bytes(raw[:at] + struct.pack("<I", 40) + raw[at + 4 :])
+    with pytest.raises(ModelError, match=r"a has tensor type 40; this build reads F32, .*MXFP4$"):
         open_gguf(small)
 
 

@@ -94,7 +94,8 @@ def test_rope_factors_are_read_from_the_file(tmp_path: Path) -> None:
     file = open_gguf(path)
     tensors = [*file.tensors.values(), vector("rope_freqs.weight", 8)]
     write_gguf(tmp_path / "scaled.gguf", file.metadata, tensors)
-    rope = load(tmp_path / "scaled.gguf").spec.layers[0].attention.rope
+    _, attention = next(load(tmp_path / "scaled.gguf").spec.attentions())
+    rope = attention.rope
     assert rope is not None
     assert rope.factors == tuple(np.linspace(1, 2, 8, dtype=np.float32).tolist())
 

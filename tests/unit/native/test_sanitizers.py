@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-KERNEL_TESTS = ("tests/unit/native", "tests/exactness/test_native_forward.py")
+KERNEL_TESTS = (
+    "tests/unit/native",
+    "tests/unit/native_kernels/test_recurrent.py",
+    "tests/exactness/test_native_forward.py",
+    "tests/exactness/test_native_mixers.py",
+)
 
 RUNTIMES = {
     "address": ("libasan.so", "libstdc++.so"),

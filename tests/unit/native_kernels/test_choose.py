@@ -40,6 +40,7 @@ def problems(draw):
         output=few,
         bias=st.lists(st.tuples(token, st.floats(-20, 20)), max_size=3).map(tuple),
         banned=few,
+        allowed=st.none() | st.binary(min_size=1, max_size=n_vocab // 8 + 2),
         logprobs=st.none() | logprobs,
         given=st.none() | st.none() | token,
     )

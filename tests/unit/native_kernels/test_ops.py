@@ -92,32 +92,52 @@ def test_rotation_turns_pairs(head_dim, rot_dim, interleaved):
     np.testing.assert_allclose(on_every_path(compute), wanted, rtol=1e-6, atol=1e-6)
 
 
-def silu(x):
-    return x / (1 + np.exp(-x))
+def silu(gate, up):
+    return gate / (1 + np.exp(-gate)) * up
 
 
-def gelu_tanh(x):
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+def gelu_tanh(gate, up):
+    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    return 0.5 * gate * (1 + np.tanh(inner)) * up
+
+
+def relu2(gate, up):
+    return np.maximum(up, 0) ** 2
+
+
+def clamped_swiglu(gate, up):
+    gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+def activation(name, gate_scale=1.0):
+    return native.Activation(gate=native.Gate[name], gate_scale=gate_scale, clamp=7.0)
 
 
 @rounds
-@given(st.sampled_from([silu, gelu_tanh]), lengths, st.floats(0.01, 50))
-def test_gated_activations(act, n, size):
-    gate, up = some(n, size=size), some(n, seed=1)
+@given(
+    st.sampled_from([silu, gelu_tanh, relu2, clamped_swiglu]),
+    lengths,
+    st.floats(0.01, 50),
+    st.sampled_from([1.0, 0.3]),
+)
+def test_gated_activations(act, n, size, gate_scale):
+    gate, up = some(n, size=size), some(n, size=size, seed=1)
 
     def compute(kernels):
         out = np.empty_like(gate)
-        kernels.gate(act.__name__, gate, up, out)
+        kernels.gate(activation(act.__name__, gate_scale), gate, up, out)
         return out
 
-    wanted = act(gate.astype(np.float64)) * up
-    np.testing.assert_allclose(on_every_path(compute), wanted, rtol=2e-6, atol=1e-6)
+    wanted = act(gate.astype(np.float64) * gate_scale, up.astype(np.float64))
+    np.testing.assert_allclose(on_every_path(compute), wanted, rtol=3e-6, atol=1e-6 * size)
 
 
 def test_activations_of_extreme_gates_are_finite():
     gate = np.array([-3e38, -1e4, -104, -88, 88, 104, 1e4, 3e38], np.float32)
     out = np.empty_like(gate)
-    KERNELS["portable"].gate("silu", gate, np.ones_like(gate), out)
+    KERNELS["portable"].gate(activation("silu"), gate, np.ones_like(gate), out)
+    assert np.isfinite(out).all()
     np.testing.assert_allclose(out, np.where(gate > 0, gate, 0), atol=1e-30)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tenure.core.errors import ConfigError
-from tenure.kv.spec import FullGroup, KvSpec, SlidingGroup
-from tenure.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec
+from tenure.kv.spec import FullGroup, KvSpec, RecurrentGroup, SlidingGroup
+from tenure.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, ShortConvSpec
 from tenure.runner.memory import MemoryFiles, free_memory_bytes
 from tenure.runner.sizing import KvWish, kv_groups, size_kv
 
@@ -16,7 +16,7 @@ GIB = 2**30
 def model(*layers: tuple[int, int | None], context_len: int = 4096) -> ModelSpec:
     """One layer for each (group, window)."""
     parts = tuple(
-        LayerSpec(AttentionSpec(2, 1, 32, 1.0, None, window=window), MlpSpec(64), group)
+        LayerSpec((AttentionSpec(2, 1, 32, 1.0, None, window=window, group=group),), MlpSpec(64))
         for group, window in layers
     )
     return ModelSpec("tiny", 100, 64, context_len, parts, 1e-5, tied_head=True)
@@ -34,14 +34,14 @@ def wish(max_kv_tokens: int | None, **fields: int) -> KvWish:
 
 
 def test_groups_come_from_the_layers() -> None:
-    assert kv_groups(FULL) == (None,)
-    assert kv_groups(MIXED) == (None, 128)
-    assert kv_groups(model((1, None), (0, 7))) == (7, None)
+    assert kv_groups(FULL) == (FullGroup(0),)
+    assert kv_groups(MIXED) == (FullGroup(0), SlidingGroup(0, 128))
+    assert kv_groups(model((1, None), (0, 7))) == (SlidingGroup(0, 7), FullGroup(0))
 
 
 @pytest.mark.parametrize("layers", [[(0, None), (0, 8)], [(0, None), (2, 8)]])
 def test_groups_that_make_no_sense_are_refused(layers: list[tuple[int, int | None]]) -> None:
-    with pytest.raises(ValueError, match="exactly one window"):
+    with pytest.raises(ValueError, match="exactly one kind"):
         kv_groups(model(*layers))
 
 
@@ -60,6 +60,44 @@ def test_a_sliding_group_holds_windows_not_histories() -> None:
 def test_without_full_attention_tokens_count_in_the_window() -> None:
     kv = size_kv(model((0, 128)), [1000], wish(100_000), GIB)
     assert kv.groups == (SlidingGroup(6250, 128),)
+
+
+HYBRID = ModelSpec(
+    "tiny",
+    100,
+    64,
+    4096,
+    (
+        LayerSpec((AttentionSpec(2, 1, 32, 1.0, None),), None),
+        LayerSpec((ShortConvSpec(64, 3, group=1),), MlpSpec(64)),
+    ),
+    1e-5,
+    tied_head=True,
+)
+
+
+def test_running_states_are_counted_and_not_measured_in_tokens() -> None:
+    kv = size_kv(HYBRID, [1000, 5000], wish(1000, n_checkpoints=6), GIB)
+    assert kv.groups == (FullGroup(63), RecurrentGroup(4 + 6, checkpoint_every=64))
+    kv = size_kv(HYBRID, [1000, 5000], wish(1000, n_checkpoints=0, step_tokens=50), GIB)
+    assert kv.groups == (FullGroup(63), RecurrentGroup(4))
+    with pytest.raises(ConfigError, match="max_kv_tokens 1000 takes"):
+        size_kv(HYBRID, [1000, 5000], wish(1000, n_checkpoints=100), 500_000)
+
+
+def test_checkpoints_are_taken_where_full_steps_end() -> None:
+    kv = size_kv(HYBRID, [1000, 5000], wish(1000, step_tokens=50), GIB)
+    assert kv.groups[1] == RecurrentGroup(16, checkpoint_every=64)
+
+
+def test_states_take_no_more_than_their_share_of_memory() -> None:
+    """A quarter of half of 8 MB holds 10 states of 100 kB; the rest goes to tokens."""
+    full, states = size_kv(HYBRID, [1000, 100_000], wish(None, n_sequences=64), 8_000_000).groups
+    assert states == RecurrentGroup(10, checkpoint_every=64)
+    # 4 MB less 10 states and the page that none uses.
+    assert full == FullGroup(2900 - 1)
+    _, states = size_kv(HYBRID, [1000, 10**6], wish(None, n_sequences=64), 12_000_000).groups
+    assert states.n_pages == 4
 
 
 def test_half_of_free_memory_by_default() -> None:

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from tenure.core.errors import InvalidField
 from tenure.core.params import SEED_MAX
-from tenure.engine.text import Text
 from tenure.server.limits import Limits
 from tenure.server.sglang.sampling import Bounds
 from tenure.server.sglang.schema import GenerateBody
 from tenure.server.sglang.translate import generation, namespace
-from tenure.testing.byte_tokenizer import ByteTokenizer
+from tenure.testing.byte_tokenizer import byte_text
 
-BOUNDS = Bounds(Text(ByteTokenizer(add_bos=True), None), 264, 1024, Limits())
+BOUNDS = Bounds(byte_text(add_bos=True), 264, 1024, Limits())
 keys = st.none() | st.text(max_size=4)
 
 

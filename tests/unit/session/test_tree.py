@@ -6,10 +6,9 @@ import pytest
 
 from tenure.core.clock import ManualClock
 from tenure.core.errors import DuplicateTurn, Overloaded, SessionNotFound, UnknownTurn
-from tenure.core.tokens import TokenLog
+from tenure.core.tokens import TokenLog, tokens
 from tenure.core.turns import OpenSession, SessionRef
-from tenure.session.idle import IdleLru
-from tenure.session.turns import RunningTurn, TurnTree
+from tenure.session.turns import Ending, RunningTurn, TurnTree
 from tenure.testing.harness import FakeEngine, FakeSetup
 
 
@@ -17,7 +16,7 @@ def grown(*edges: tuple[str, str | None]) -> TurnTree:
     tree = TurnTree()
     for turn, parent in edges:
         tree.add(RunningTurn(turn, parent, TokenLog.of([1]), 0))
-        tree.finish(turn, TokenLog.of([2]).all())
+        tree.finish(turn, Ending(tokens([2]), serial=1, ended_at=0.0))
     return tree
 
 
@@ -141,17 +140,6 @@ def test_many_turns_leave_few_deadlines() -> None:
     assert fake.engine.sessions.next_deadline() == 99.0 + 1000.0
 
 
-def test_the_coldest_idle_turn_goes_first() -> None:
-    order = IdleLru()
-    for turn in "abc":
-        order.add((1, turn))
-    order.add((1, "a"))
-    assert order.coldest() == (1, "b")
-    order.discard((1, "b"))
-    assert order.coldest() == (1, "c")
-    assert len(order) == 2
-
-
 def test_a_manual_clock_does_not_run_backwards() -> None:
     with pytest.raises(ValueError, match="cannot go back by 1"):
         ManualClock().advance(-1)
@@ -161,4 +149,6 @@ def test_the_open_command_is_kept_as_it_was_given() -> None:
     fake = FakeEngine()
     fake.engine.open(OpenSession("s", streaming=True, timeout_s=5.0, capacity=77))
     info = fake.parts.reporter.session("s")
-    assert (info.streaming, info.timeout_s, info.capacity, info.tip) == (True, 5.0, 77, None)
+    options = info.options
+    found = (options.streaming, options.timeout_s, options.capacity, info.tip)
+    assert found == (True, 5.0, 77, None)

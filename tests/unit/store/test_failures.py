@@ -40,10 +40,24 @@ def full_disk(n_bytes: int = 1) -> Generator[None]:
 
 
 def session(generation: int, id: str) -> SessionRecord:
-    return SessionRecord(generation, id, False, None, None, 0.0, 0.0)
+    return SessionRecord(generation, OpenSession(id), 0.0, 0.0)
 
 
 # -- while the engine runs
+
+
+def test_a_record_that_cannot_be_written_takes_no_other_with_it(tmp_path):
+    database = Database(tmp_path / FILE_NAME, JournalSync.NORMAL)
+    database.claim(MODEL)
+    turn = TurnRecord(1, 1, "t", None, None, 0, tokens([1]), tokens([2]), 0.0)
+    bad = replace(turn, id="\ud800")
+    odd = replace(turn, id="odd", ended_at=object())
+    reasons = database.commit([session(1, "s"), bad, odd, turn])
+    assert [reason is None for reason in reasons] == [True, False, False, True]
+    assert "surrogates" in reasons[1]
+    opened, ended = database.load()
+    assert (opened.options.id, ended.record.id) == ("s", "t")
+    database.close()
 
 
 def test_a_turn_that_cannot_be_kept_fails_and_leaves_the_session_where_it_was(start, restart):
@@ -196,11 +210,11 @@ def test_where_durability_is_optional_the_engine_goes_on_and_says_so(start, rest
 
 def test_one_bad_record_does_not_spoil_the_others_of_its_commit(tmp_path):
     database = Database(tmp_path / FILE_NAME, JournalSync.NORMAL)
-    stray = TurnRecord(99, "t", None, 0, tokens([1]), tokens([2]), 0.0)
+    stray = TurnRecord(99, 1, "t", None, None, 0, tokens([1]), tokens([2]), 0.0)
     first, second, third = database.commit([session(1, "a"), stray, session(2, "b")])
     assert (first, third) == (None, None)
     assert second is not None
-    assert [record.id for record in database.load()] == ["a", "b"]
+    assert [record.options.id for record in database.load()] == ["a", "b"]
     assert database.commit([SessionGone(1), session(3, "a")]) == [None, None]
     database.close()
 
@@ -333,7 +347,7 @@ def test_the_database_of_another_program_is_refused(tmp_path):
 def test_a_journal_of_a_newer_version_is_refused(closed):
     change(closed, "PRAGMA user_version = 7")
     message = refused(closed)
-    assert "newer Tenure (journal version 7, this one reads up to 1)" in message
+    assert "newer Tenure (journal version 7, this one reads up to 2)" in message
 
 
 def test_sessions_of_another_model_are_refused(closed):
@@ -386,7 +400,7 @@ def test_a_flipped_bit_in_a_token_is_refused(closed):
         ("UPDATE turn SET new = x'01' WHERE id = 'b'", "turn 'b' holds a value of the wrong kind"),
         ("DELETE FROM turn WHERE id = 'a'", "turn 'b' does not fit the turn before it"),
         ("DELETE FROM turn WHERE id = 'b'", "the newest turn of session 's' is missing"),
-        ("DELETE FROM session", "turn 'a' does not fit the turn before it"),
+        ("DELETE FROM session", "turn 'a' is of no session"),
         ("UPDATE turn SET id = 'a' WHERE id = 'b'", "turn 'a' does not match its checksum"),
         ("UPDATE turn SET n_inherited = 99 WHERE id = 'b'", "turn 'b' does not match"),
         ("DROP TABLE turn", "no such table: turn"),

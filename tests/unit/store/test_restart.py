@@ -9,8 +9,11 @@ import pytest
 
 from tenure.core.errors import SessionExpired, SessionNotFound
 from tenure.core.events import Aborted
+from tenure.core.kept import Kept
 from tenure.core.params import SamplingParams
-from tenure.core.turns import OnAbort, SessionRef
+from tenure.core.tenant import EVERYBODY, Tenant
+from tenure.core.tokens import tokens
+from tenure.core.turns import OnAbort, OpenSession, SessionRef, TurnRequest
 from tenure.store.journal import FILE_NAME
 from tenure.testing.harness import GREEDY, FakeSetup
 
@@ -111,7 +114,10 @@ def test_what_a_turn_was_asked_and_answered_is_kept(start):
             "n_new": 20,
             "n_recomputed": 0,
             "n_preempted": 0,
+            "n_restored": 0,
         },
+        "timings": {"queued_s": 0.0, "first_token_s": 0.0, "total_s": 0.0},
+        "digest": None,
     }
 
 
@@ -231,7 +237,7 @@ def test_a_session_expires_while_nothing_runs(start, restart):
     with pytest.raises(SessionExpired):
         again.engine.sessions.get("s")
     again.write()
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(SessionExpired):
         restart(again).engine.sessions.get("s")
 
 
@@ -311,3 +317,61 @@ def rows(kept, query: str) -> list[tuple]:
         return db.execute(query).fetchall()
     finally:
         db.close()
+
+
+def test_sessions_of_two_tenants_come_back_to_their_own(start, restart):
+    kept = start()
+    tenants = (Tenant("a"), Tenant("b"), EVERYBODY)
+    for n, tenant in enumerate(tenants):
+        kept.engine.open(OpenSession("s"), tenant=tenant)
+        turn = TurnRequest("t", tokens([n, n]), GREEDY, session=SessionRef("s"))
+        kept.engine.submit(turn, tenant)
+    kept.run()
+    again = restart(kept)
+    for n, tenant in enumerate(tenants):
+        session = again.engine.sessions.get("s", tenant.name)
+        assert session.turns.get("t").prompt.all().tolist() == [n, n]
+    assert [len(again.engine.sessions.of(name)) for name in ("a", "b", "", "c")] == [1, 1, 1, 0]
+
+
+def test_a_session_that_had_expired_says_so_after_a_restart(start, restart):
+    kept = start()
+    for name in ("gone", "back", "closed"):
+        kept.open(name, timeout_s=5.0)
+    kept.engine.close("closed")
+    kept.clock.advance(6.0)
+    kept.engine.sessions.expire()
+    kept.open("back", timeout_s=500.0)
+    kept.write()
+    again = restart(restart(kept))
+    with pytest.raises(SessionExpired, match="gone expired after 5 s"):
+        again.engine.sessions.get("gone")
+    with pytest.raises(SessionNotFound):
+        again.engine.sessions.get("closed")
+    assert again.engine.sessions.get("back").timeout_s == 500.0
+    again.open("gone")
+    again.write()
+    assert restart(again).engine.sessions.get("gone").timeout_s is None
+
+
+def test_values_that_are_kept_come_back_with_the_sessions_they_name(start, restart):
+    kept = start()
+    kept.open("s")
+    for tenant, name in (("", "a"), ("t", "a"), ("", "b"), ("", "c")):
+        kept.engine.keeping.put(tenant, Kept(name, f"{tenant}/{name}".encode(), "s"))
+    kept.engine.keeping.put("", Kept("a", b"new", "s"))
+    kept.engine.keeping.remove("", "b")
+    kept.write()
+    again = restart(kept)
+    keeping = again.engine.keeping
+    assert [keeping.get("", name) for name in "abc"] == [
+        Kept("a", b"new", "s"),
+        None,
+        Kept("c", b"/c", "s"),
+    ]
+    assert keeping.get("t", "a") == Kept("a", b"t/a", "s")
+    keeping.remove("", "a")
+    keeping.remove("", "c")
+    assert not again.engine.sessions.has("s")
+    again.write()
+    assert restart(again).engine.keeping.n_values == 1

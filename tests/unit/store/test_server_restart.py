@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -16,30 +13,14 @@ import pytest
 import tenure
 from tenure.core.config import JournalSettings
 from tenure.core.errors import ConfigError
+from tenure.testing.served import ServedProcess
 from tenure.testing.tiny_models import write_tiny_model
 
 TURN = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 
 
-class Process:
-    """A server on a port of its own."""
-
-    def __init__(self, model: Path, state_dir: Path) -> None:
-        command = [sys.executable, "-m", "tenure", "serve", "--port", "0", "--model", str(model)]
-        sizes = ["--state-dir", str(state_dir), "--max-kv-tokens", "2048", "--threads", "1"]
-        self.process = subprocess.Popen(
-            [*command, *sizes],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NO_COLOR": "1"},
-        )
-        assert self.process.stderr is not None
-        self.said = ""
-        while (found := re.search(r"(http://[0-9.]+:[0-9]+);", self.said)) is None:
-            line = self.process.stderr.readline()
-            assert line, self.said
-            self.said += line
-        self.url = found.group(1)
+class Served(ServedProcess):
+    """A server, and what a client says to it."""
 
     def post(self, path: str, **body: object) -> Any:
         answer = httpx2.post(self.url + path, json=body, timeout=60)
@@ -51,41 +32,82 @@ class Process:
             "/generate", input_ids=ids, sampling_params=TURN, session_params={"id": "s", **params}
         )
 
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
+    def info(self) -> Any:
+        return httpx2.get(self.url + "/server_info").json()
+
+    def until_healthy(self) -> None:
+        while httpx2.get(self.url + "/health").status_code != 200:
+            pass
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Generator[Callable[[], Process]]:
+def start(tmp_path: Path) -> Generator[Callable[..., Served]]:
     model = write_tiny_model(tmp_path / "model", "llama")
-    made: list[Process] = []
+    made: list[Served] = []
+    sizes = ("--state-dir", str(tmp_path / "state"), "--max-kv-tokens", "2048", "--threads", "1")
 
-    def serve() -> Process:
-        made.append(Process(model, tmp_path / "state"))
+    def serve(*flags: str) -> Served:
+        made.append(Served("--model", str(model), *sizes, "--log-level", "error", *flags))
         return made[-1]
 
     yield serve
-    for process in made:
-        process.kill()
+    for served in made:
+        served.close()
 
 
-def test_a_killed_server_goes_on_with_its_sessions(start):
-    first = start()
+@pytest.mark.parametrize("flags", [(), ("--in-process",)])
+def test_a_killed_server_goes_on_with_its_sessions(start, flags):
+    first = start(*flags)
     first.post("/open_session", session_id="s", capacity_of_str_len=1000)
     prompt = list(range(40))
     one = first.turn(prompt)
-    first.kill()
+    first.stop(signal.SIGKILL)
 
-    second = start()
+    second = start(*flags)
     two = second.turn([7, 8, 9], rid=one["meta_info"]["id"])
     context = [*prompt, *one["output_ids"], 7, 8, 9]
     fresh = second.post("/generate", input_ids=context, sampling_params=TURN)
     assert two["output_ids"] == fresh["output_ids"]
     assert two["meta_info"]["prompt_tokens"] == len(context)
-    journal = httpx2.get(second.url + "/server_info").json()["internal_states"][0]["journal"]
+    journal = second.info()["internal_states"][0]["journal"]
     assert (journal["durable"], journal["n_turns_restored"]) == (True, 1)
+
+
+def test_a_killed_engine_is_replaced_under_the_same_server(start):
+    served = start()
+    served.post("/open_session", session_id="s", capacity_of_str_len=1000)
+    one = served.turn([1, 2, 3])
+    (killed,) = served.engines()
+    assert served.info()["engine"]["pid"] == killed
+    assert served.kill_engine()
+    while (health := httpx2.get(served.url + "/health")).status_code == 200:
+        pass
+    assert health.status_code == 503
+    assert health.json()["engine"]["state"] == "restarting"
+    refused = httpx2.post(served.url + "/generate", json={"text": "a"})
+    if refused.status_code != 200:
+        assert (refused.status_code, refused.json()["type"]) == (503, "engine_restarting")
+        assert refused.json()["retryable"] is True
+        assert int(refused.headers["retry-after"]) >= 1
+    served.until_healthy()
+    two = served.turn([4], rid=one["meta_info"]["id"])
+    context = [1, 2, 3, *one["output_ids"], 4]
+    fresh = served.post("/generate", input_ids=context, sampling_params=TURN)
+    assert two["output_ids"] == fresh["output_ids"]
+    engine = served.info()["engine"]
+    assert (engine["state"], engine["n_restarts"]) == ("running", 1)
+    assert "SIGKILL" in engine["last_exit"]
+    assert engine["pid"] != killed
+    metrics = httpx2.get(served.url + "/metrics").text
+    assert "tenure_engine_restarts_total 1.0" in metrics
+    assert served.stop(signal.SIGTERM) == 0
+    assert served.engines() == []
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_command(start, tmp_path):
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(RuntimeError, match=r"error: .*config\.json"):
+        start()
 
 
 def test_an_engine_in_python_keeps_sessions_where_it_is_told(tmp_path):

@@ -18,21 +18,21 @@ from tenure.core.events import Aborted, TurnFinished, TurnTokens
 from tenure.core.params import SamplingParams
 from tenure.core.tokens import tokens
 from tenure.core.turns import OnAbort, OpenSession, SessionRef, TurnRequest
-from tenure.engine.local import LocalClient
+from tenure.engine.message_client import MessageClient
 from tenure.engine.wire import launch
 from tenure.store.journal import SqliteJournal
 from tenure.testing.fake_runner import FakeRunner
 from tenure.testing.harness import GREEDY, FakeSetup
 from tenure.testing.journalled import FILES, JournalledEngine, Picture, revive
 
-Launch = Callable[..., LocalClient]
+Launch = Callable[..., MessageClient]
 
 
 @pytest.fixture
 async def launched(tmp_path: Path) -> AsyncGenerator[Launch]:
-    made: list[LocalClient] = []
+    made: list[MessageClient] = []
 
-    def make(settings: JournalSettings | None = None) -> LocalClient:
+    def make(settings: JournalSettings | None = None) -> MessageClient:
         setup = FakeSetup()
         wiring = setup.wiring(FakeRunner(setup.kv_spec(), setup.model), MonotonicClock())
         journal = SqliteJournal(tmp_path / "state", wiring.model, settings or JournalSettings())
@@ -62,7 +62,7 @@ def on_disk(tmp_path: Path) -> Callable[[], Picture]:
     return look
 
 
-async def turn(client: LocalClient, turn_id: str, ids: list[int], **more) -> TurnFinished:
+async def turn(client: MessageClient, turn_id: str, ids: list[int], **more) -> TurnFinished:
     async with aclosing(client.generate(request(turn_id, ids, **more))) as events:
         async for event in events:
             match event:

@@ -53,6 +53,10 @@ class TestByteLevel:
             ("llama-bpe", ["123", "4"]),
             ("default", ["123", "4"]),
             ("gpt-2", ["1234"]),
+            ("refact", ["1", "2", "3", "4"]),
+            ("lfm2", ["123", "4"]),
+            ("dbrx", ["123", "4"]),
+            ("gpt-4o", ["123", "4"]),
         ],
     )
     def test_digits_are_cut_as_the_family_does(
@@ -68,6 +72,7 @@ class TestByteLevel:
             ("gpt-2", ["'", "L", "L"], ["!", "\n"]),
             ("qwen2", ["'LL"], ["!\n"]),
             ("llama-bpe", ["'LL"], ["!\n"]),
+            ("gpt-4o", ["'LL"], ["!\n"]),
         ],
     )
     def test_contractions_and_line_ends_are_cut_as_the_family_does(
@@ -101,10 +106,20 @@ class TestByteLevel:
         pieces.append("abc")
         kinds.append(1)
         assert cuts(load_tokenizer(metadata), "abc") == ["abc"]
-        metadata["tokenizer.ggml.pre"] = "gpt-2"
-        assert cuts(load_tokenizer(metadata), "abc") == ["a", "b", "c"]
+        for other in ("gpt-2", "dbrx"):
+            metadata["tokenizer.ggml.pre"] = other
+            assert cuts(load_tokenizer(metadata), "abc") == ["a", "b", "c"]
 
-    @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "default"])
+    def test_gpt4o_parts_words_where_a_capital_follows(
+        self, byte_level_metadata: MakeBytes
+    ) -> None:
+        merges = ["a B", "B c", "aB c", "' T"]
+        tokenizer = load_tokenizer(byte_level_metadata("gpt-4o", merges))
+        assert cuts(tokenizer, "aBc'T") == ["a", "Bc", "'T"]
+        other = load_tokenizer(byte_level_metadata("dbrx", merges))
+        assert cuts(other, "aBc") == ["aBc"]
+
+    @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "gpt-4o", "default"])
     @pytest.mark.parametrize("text", HARD_TEXTS)
     def test_hard_text_comes_back(
         self, byte_level_metadata: MakeBytes, pre: str, text: str

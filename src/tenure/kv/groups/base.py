@@ -41,6 +41,14 @@ class Table(Protocol):
         """Cover `n_pages` page positions; the pool has the room."""
         ...
 
+    def adopt(self, start: int, end: int, node: Node) -> Pages:
+        """Cover page positions `[start, end)` with KV that comes from elsewhere.
+
+        The table is newly opened and ends at `start`; the pool has room for `Rule.absent` pages.
+        Returns a page for each position that is to be filled, null for the others.
+        """
+        ...
+
     def advance(self, n: int, node: Node) -> bool:
         """KV is written up to `n`. True asks for a checkpoint here."""
         ...
@@ -120,6 +128,13 @@ class Rule(Protocol):
 
     def wants(self, n: int) -> int:
         """How many pages the `graft` of a table opened to resume at `n` takes from the pool."""
+        ...
+
+    def absent(self, start: int, end: int) -> range:
+        """The page positions to be filled so that what resumes at `start` resumes at `end`.
+
+        Both count pages; `start < end`.
+        """
         ...
 
     def reach(self, node: Node, n_pages: int) -> int:

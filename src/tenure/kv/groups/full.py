@@ -31,6 +31,10 @@ class FullTable:
     def grow(self, n_pages: int) -> None:
         self._row.extend(self._pool.take(self.missing(n_pages)))
 
+    def adopt(self, start: int, end: int, node: Node) -> Pages:
+        self.grow(end)
+        return self._row[start:end]
+
     def advance(self, n: int, node: Node) -> bool:
         return False
 
@@ -104,6 +108,9 @@ class FullRule:
 
     def wants(self, n: int) -> int:
         return 1 if n % self._page_size else 0
+
+    def absent(self, start: int, end: int) -> range:
+        return range(start, end)
 
     def reach(self, node: Node, n_pages: int) -> int:
         return n_pages

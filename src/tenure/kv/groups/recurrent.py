@@ -50,6 +50,9 @@ class RecurrentRule:
     def wants(self, n: int) -> int:
         return 1
 
+    def absent(self, start: int, end: int) -> range:
+        return range(end - 1, end)
+
     def reach(self, node: Node, n_pages: int) -> int:
         return end_of_held_on(node, self.group, n_pages)
 
@@ -122,6 +125,17 @@ class RecurrentTable:
 
     def grow(self, n_pages: int) -> None:
         """A state does not grow."""
+
+    def adopt(self, start: int, end: int, node: Node) -> Pages:
+        """A page of its own, since a copy into the running state's may be under way."""
+        pool = self._rule.pool
+        (live,) = pool.take(1)
+        pool.give(pages((self._live,)))
+        self._live = live
+        self._length = end * self._rule.page_size
+        row = nulls(end - start - 1)
+        row.append(live)
+        return row
 
     def advance(self, n: int, node: Node) -> bool:
         self._length = n

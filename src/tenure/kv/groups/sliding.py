@@ -60,6 +60,9 @@ class SlidingRule:
     def wants(self, n: int) -> int:
         return 1 if n % self.page_size else 0
 
+    def absent(self, start: int, end: int) -> range:
+        return range(max(start, self.first_page(end * self.page_size)), end)
+
     def reach(self, node: Node, n_pages: int) -> int:
         while n_pages:
             start = max(0, n_pages - self._window_pages)
@@ -148,10 +151,22 @@ class SlidingTable(FullTable):
         super().__init__(rule.pool, rule.page_size, row)
         self._take_claims(node)
 
+    def adopt(self, start: int, end: int, node: Node) -> Pages:
+        absent = self._rule.absent(start, end)
+        row = nulls(absent.start - start)
+        row.extend(self._pool.take(len(absent)))
+        self._row.extend(row)
+        self._slide(self._rule.first_page(end * self._page_size), node)
+        return row
+
     def advance(self, n: int, node: Node) -> bool:
-        first = self._rule.kept_from(n)
+        self._slide(self._rule.kept_from(n), node)
+        return False
+
+    def _slide(self, first: int, node: Node) -> None:
+        """Pages left of page position `first` have left the window."""
         if first <= self._first:
-            return False
+            return
         own = max(self._first, node.end)
         if own < first:
             self._pool.give(held(self._row[own:first]))
@@ -159,7 +174,6 @@ class SlidingTable(FullTable):
         old, self._first = self._first, first
         if old < node.end:
             self._move_claims(node, old)
-        return False
 
     def step_limit(self, committed: int, n: int) -> int:
         """A chunk and the window before it have to fit the pool together."""

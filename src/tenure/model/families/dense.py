@@ -8,15 +8,26 @@ from dataclasses import replace
 from tenure.model.families.base import (
     Blueprint,
     Inventory,
-    gguf_names,
-    hf_names,
-    interleaved_rows,
+    gguf_places,
+    hf_places,
+    with_groups,
 )
 from tenure.model.families.rotary import rope_from_gguf, rope_from_hf
 from tenure.model.families.settings import Settings
-from tenure.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeScaling
+from tenure.model.spec import (
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    RopeScaling,
+    RopeSpec,
+)
 
 Windows = Sequence[int | None]
+
+UNBOUNDED = 1 << 20
+"""The context, in tokens, of a model whose configuration states none."""
 
 HF_NEUTRAL: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish"),
@@ -25,6 +36,7 @@ HF_NEUTRAL: dict[str, tuple[object, ...]] = {
     "quantization_config": (),
     "num_local_experts": (0, 1),
     "num_experts": (0, 1),
+    "shared_intermediate_size": (0,),
     "clip_qkv": (),
     "query_pre_attn_scalar": (),
     "attn_logit_softcapping": (),
@@ -64,6 +76,24 @@ HF_HARMLESS = (
     "sliding_window",
     "layer_types",
     "rope_scaling",
+    "_sliding_window_pattern",
+    "block_ffn_dim_multiplier",
+    "block_multiple_of",
+    "chunk_size",
+    "mamba_chunk_size",
+    "residual_in_fp32",
+    "rescale_prenorm_residual",
+    "time_step_rank",
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "num_logits_to_keep",
+    "z_loss_coefficient",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "output_router_logits",
+    "experts_per_token",
+    "initial_context_length",
     "chunk_size_feed_forward",
     "id2label",
     "label2id",
@@ -76,6 +106,12 @@ HF_HARMLESS = (
 GGUF_NEUTRAL: dict[str, tuple[object, ...]] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
+    "expert_shared_feed_forward_length": (),
+    "expert_shared_count": (0,),
+    "expert_gating_func": (1,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_group_count": (0, 1),
     "use_parallel_residual": (False,),
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -92,8 +128,13 @@ GGUF_NEUTRAL: dict[str, tuple[object, ...]] = {
 GGUF_HARMLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 
 
-def hf_attention(config: Settings, n_kv_heads: int, head_dim: int) -> AttentionSpec:
-    """Grouped-query attention with rotary positions, without bias, norm or window."""
+def hf_attention(
+    config: Settings, n_kv_heads: int, head_dim: int, rope: RopeSpec | None = None
+) -> AttentionSpec:
+    """Grouped-query attention with rotary positions, without bias, norm or window.
+
+    `rope` takes the place of what the configuration says of all layers alike.
+    """
     n_heads = config.integer("num_attention_heads")
     if n_heads % n_kv_heads:
         raise config.refusal("num_key_value_heads", f"a divisor of {n_heads}, the number of heads")
@@ -104,7 +145,7 @@ def hf_attention(config: Settings, n_kv_heads: int, head_dim: int) -> AttentionS
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        rope=rope_from_hf(config, head_dim),
+        rope=rope_from_hf(config, head_dim) if rope is None else rope,
     )
 
 
@@ -119,19 +160,37 @@ def hf_head_dim(config: Settings) -> int:
 def hf_blueprint(
     config: Settings, family: str, attention: AttentionSpec, windows: Windows
 ) -> Blueprint:
-    """Put the parts together; keys that nobody reads become notes of the spec."""
-    config.require_neutral(HF_NEUTRAL)
-    spec = ModelSpec(
+    """Put equal layers together, but for their windows."""
+    mlp = MlpSpec(config.integer("intermediate_size"))
+    spec = hf_spec(config, family, windowed(attention, mlp, windows))
+    return Blueprint(spec, hf_places(spec))
+
+
+def hf_spec(
+    config: Settings,
+    family: str,
+    layers: Sequence[LayerSpec],
+    *,
+    eps: str = "rms_norm_eps",
+    tied: bool = False,
+) -> ModelSpec:
+    """The whole model; `eps` names the norms' key, `tied` is the family's default.
+
+    Call it last: keys that nobody has read must be neutral, or become notes. A model that states no
+    length is without positions, and takes UNBOUNDED.
+    """
+    config.require_neutral(config.only_unread(HF_NEUTRAL))
+    placed = with_groups(layers)
+    return ModelSpec(
         family=family,
         n_vocab=config.integer("vocab_size"),
         d_model=config.integer("hidden_size"),
-        context_len=_context_len(config.integer("max_position_embeddings"), attention),
-        layers=_layers(attention, MlpSpec(config.integer("intermediate_size")), windows),
-        norm_eps=config.number("rms_norm_eps"),
-        tied_head=config.flag_or("tie_word_embeddings", False),
+        context_len=_context_len(config.integer_or("max_position_embeddings", UNBOUNDED), placed),
+        layers=placed,
+        norm_eps=config.number(eps),
+        tied_head=config.flag_or("tie_word_embeddings", tied),
         notes=tuple(f"{config.where}: {k} is not used" for k in config.unread(HF_HARMLESS)),
     )
-    return Blueprint(spec, hf_names(spec))
 
 
 def hf_layer_windows(config: Settings) -> Windows:
@@ -141,23 +200,34 @@ def hf_layer_windows(config: Settings) -> Windows:
         config.require("layer_types", (["full_attention"] * n_layers,))
         return [None] * n_layers
     window = config.integer("sliding_window")
+    first = 0 if config.has("layer_types") else config.integer("max_window_layers")
+    slides = hf_kinds(config, [i >= first for i in range(n_layers)])
+    return [window if sliding else None for sliding in slides]
+
+
+def hf_kinds(config: Settings, default: Sequence[bool]) -> Sequence[bool]:
+    """Whether each layer slides, by `layer_types` where that is there."""
     kinds = config.texts("layer_types")
     if not kinds:
-        first = config.integer("max_window_layers")
-        return [window if i >= first else None for i in range(n_layers)]
-    if len(kinds) != n_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise config.refusal("layer_types", f"{n_layers} times full_attention or sliding_attention")
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+        return default
+    if len(kinds) != len(default) or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        allowed = f"{len(default)} times full_attention or sliding_attention"
+        raise config.refusal("layer_types", allowed)
+    return [kind == "sliding_attention" for kind in kinds]
 
 
 def gguf_attention(meta: Settings, inventory: Inventory) -> AttentionSpec:
-    """Attention from `attention.*` keys; biases are on where the first layer has them."""
+    """Attention from `attention.*` keys; biases are on where the first attention layer has them."""
     n_heads, d_model = meta.integer("attention.head_count"), meta.integer("embedding_length")
     if not meta.has("attention.key_length") and d_model % n_heads:
         raise meta.refusal("embedding_length", f"a multiple of the head count ({n_heads})")
     head_dim = meta.integer_or("attention.key_length", d_model // n_heads)
     meta.require("attention.value_length", (head_dim,))
-    n_kv_heads = meta.integer_or("attention.head_count_kv", n_heads)
+    per_layer = meta.per_layer("attention.head_count_kv", meta.integer("block_count"), n_heads)
+    first = next((i for i, n in enumerate(per_layer) if n), 0)
+    n_kv_heads = per_layer[first] or n_heads
+    if set(per_layer) - {0, n_kv_heads}:
+        raise meta.refusal("attention.head_count_kv", "the same in all attention layers")
     if n_heads % n_kv_heads:
         raise meta.refusal("attention.head_count_kv", f"a divisor of {n_heads}, the head count")
     if head_dim % 2:
@@ -170,8 +240,8 @@ def gguf_attention(meta: Settings, inventory: Inventory) -> AttentionSpec:
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rope=rope_from_gguf(meta, inventory, head_dim),
-        qkv_bias="blk.0.attn_q.bias" in inventory.shapes,
-        o_bias="blk.0.attn_output.bias" in inventory.shapes,
+        qkv_bias=f"blk.{first}.attn_q.bias" in inventory.shapes,
+        o_bias=f"blk.{first}.attn_output.bias" in inventory.shapes,
     )
 
 
@@ -182,40 +252,46 @@ def gguf_blueprint(
     attention: AttentionSpec,
     windows: Windows,
 ) -> Blueprint:
-    """Put the parts together, with rows in the order in which the file has them."""
-    meta.require_neutral(GGUF_NEUTRAL)
+    """Put equal layers together, but for their windows."""
+    mlp = MlpSpec(meta.integer("feed_forward_length"))
+    spec = gguf_spec(meta, inventory, family, windowed(attention, mlp, windows))
+    return Blueprint(spec, gguf_places(spec))
+
+
+def gguf_spec(
+    meta: Settings, inventory: Inventory, family: str, layers: Sequence[LayerSpec]
+) -> ModelSpec:
+    """The whole model; to be called last, as `hf_spec`."""
+    meta.require_neutral(meta.only_unread(GGUF_NEUTRAL))
     embed = inventory.shapes.get("token_embd.weight", (0, 0))
-    spec = ModelSpec(
+    placed = with_groups(layers)
+    return ModelSpec(
         family=family,
         n_vocab=meta.integer_or("vocab_size", embed[0]),
         d_model=meta.integer("embedding_length"),
-        context_len=_context_len(meta.integer("context_length"), attention),
-        layers=_layers(attention, MlpSpec(meta.integer("feed_forward_length")), windows),
+        context_len=_context_len(meta.integer("context_length"), placed),
+        layers=placed,
         norm_eps=meta.number("attention.layer_norm_rms_epsilon"),
         tied_head="output.weight" not in inventory.shapes,
         notes=tuple(
             f"{meta.where}: {meta.prefix}{k} is not used" for k in meta.unread(GGUF_HARMLESS)
         ),
     )
-    return Blueprint(spec, gguf_names(spec))
 
 
-def with_interleaved_rows(blueprint: Blueprint) -> Blueprint:
-    """For files whose q and k rows were permuted on conversion."""
-    return replace(blueprint, interleaved=interleaved_rows(blueprint.spec))
+def windowed(attention: AttentionSpec, mlp: MlpSpec | MoeSpec, windows: Windows) -> list[LayerSpec]:
+    """One layer of these parts for each window."""
+    return [LayerSpec((replace(attention, window=window),), mlp) for window in windows]
 
 
-def _layers(attention: AttentionSpec, mlp: MlpSpec, windows: Windows) -> tuple[LayerSpec, ...]:
-    """One KV group for each distinct window, in order of first use."""
-    groups = {window: i for i, window in enumerate(dict.fromkeys(windows))}
-    return tuple(
-        LayerSpec(replace(attention, window=window), mlp, groups[window]) for window in windows
-    )
-
-
-def _context_len(stated: int, attention: AttentionSpec) -> int:
+def _context_len(stated: int, layers: Sequence[LayerSpec]) -> int:
     """With YaRN a configuration may still state the trained length; the stretched one counts."""
-    rope = attention.rope
-    if rope is not None and rope.scaling is RopeScaling.YARN:
-        return max(stated, int(rope.original_context * rope.factor))
-    return stated
+    lengths = [stated]
+    for layer in layers:
+        for mixer in layer.mixers:
+            match mixer:
+                case AttentionSpec(rope=RopeSpec(scaling=RopeScaling.YARN) as rope):
+                    lengths.append(int(rope.original_context * rope.factor))
+                case _:
+                    pass
+    return max(lengths)

@@ -1,24 +1,32 @@
 """Llama 2 and 3, SmolLM2, and models with the same parts.
 
 RMS norm, rotary grouped-query attention and a SiLU-gated MLP, all without bias unless the
-checkpoint says otherwise. In GGUF this architecture also carries Mistral; its q and k rows are
-permuted there (Llama's original interleaved rotary order).
+checkpoint says otherwise. In GGUF this architecture also carries Mistral and Mixtral; its q and k
+rows are permuted there (Llama's original interleaved rotary order).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tenure.model.families.base import Blueprint, Inventory
+from tenure.model.families.base import (
+    GGUF_LAYER,
+    Blueprint,
+    Inventory,
+    gguf_places,
+    with_halves,
+)
 from tenure.model.families.dense import (
     gguf_attention,
-    gguf_blueprint,
+    gguf_spec,
     hf_attention,
     hf_blueprint,
     hf_head_dim,
-    with_interleaved_rows,
+    windowed,
 )
+from tenure.model.families.qwen3_moe import GGUF_EXPERTS, gguf_experts
 from tenure.model.families.settings import Settings
+from tenure.model.spec import MlpSpec
 
 
 def from_hf(config: Settings) -> Blueprint:
@@ -43,11 +51,9 @@ def from_gguf(meta: Settings, inventory: Inventory) -> Blueprint:
     window = None
     if meta.has("attention.sliding_window"):
         window = meta.integer("attention.sliding_window")
-    blueprint = gguf_blueprint(
-        meta,
-        inventory,
-        "llama",
-        gguf_attention(meta, inventory),
-        [window] * meta.integer("block_count"),
-    )
-    return with_interleaved_rows(blueprint)
+    attention = gguf_attention(meta, inventory)
+    experts = meta.has("expert_count") and meta.count("expert_count") > 0
+    mlp = gguf_experts(meta) if experts else MlpSpec(meta.integer("feed_forward_length"))
+    windows = [window] * meta.integer("block_count")
+    spec = gguf_spec(meta, inventory, "llama", windowed(attention, mlp, windows))
+    return Blueprint(spec, with_halves(spec, gguf_places(spec, GGUF_LAYER | GGUF_EXPERTS)))

@@ -17,18 +17,23 @@ from tenure.model.families.dense import (
     hf_layer_windows,
 )
 from tenure.model.families.settings import Settings
+from tenure.model.spec import AttentionSpec
 
 
 def from_hf(config: Settings) -> Blueprint:
+    return hf_blueprint(config, "qwen3", normed_attention(config), hf_layer_windows(config))
+
+
+def normed_attention(config: Settings) -> AttentionSpec:
+    """Attention with a norm on each head of q and k, which the mixtures of experts have too."""
     config.require_neutral({"mlp_bias": (False,)})
     bias = config.flag_or("attention_bias", False)
-    attention = replace(
+    return replace(
         hf_attention(config, config.integer("num_key_value_heads"), config.integer("head_dim")),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=True,
     )
-    return hf_blueprint(config, "qwen3", attention, hf_layer_windows(config))
 
 
 def from_gguf(meta: Settings, inventory: Inventory) -> Blueprint:

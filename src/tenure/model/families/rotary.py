@@ -17,12 +17,19 @@ HF_KINDS = {
     "yarn": RopeScaling.YARN,
 }
 HF_WITHOUT_EFFECT = (
+    # Where images would turn; text has one position for all sections.
+    "mrope_section",
+    "mrope_interleaved",
     "rope_theta",
     "type",
     "factor",
     "original_max_position_embeddings",
     "finetuned",
 )
+HF_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "partial_rotary_factor": (1.0,),
+    "rope_interleaved": (False,),
+}
 GGUF_NEUTRAL: dict[str, tuple[float, ...]] = {
     "rope.scaling.yarn_ext_factor": (1.0, -1.0),
     "rope.scaling.yarn_attn_factor": (1.0,),
@@ -32,16 +39,27 @@ GGUF_NEUTRAL: dict[str, tuple[float, ...]] = {
 }
 
 
-def rope_from_hf(config: Settings, head_dim: int) -> RopeSpec:
+def rope_from_hf(config: Settings, head_dim: int, *, share: float | None = None) -> RopeSpec:
     """Read `rope_parameters`, or the older `rope_scaling` beside `rope_theta`.
 
-    Raises ModelError for a kind or a key that this build does not compute.
+    A family that rotates only part of each head gives its default `share`, for which a
+    `partial_rotary_factor` may stand. Raises ModelError for a kind or a key that this build does
+    not compute.
     """
-    config.require_neutral({"partial_rotary_factor": (1.0,), "rope_interleaved": (False,)})
-    theta = config.number_or("rope_theta", DEFAULT_THETA)
     rope = config.section("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
-    rope.require_neutral({"partial_rotary_factor": (1.0,)})
-    base = RopeSpec(dim=head_dim, theta=rope.number_or("rope_theta", theta))
+    outer = config.number_or("rope_theta", DEFAULT_THETA)
+    part = 1.0
+    if share is not None:
+        stated = config.number_or("partial_rotary_factor", share)
+        part = rope.number_or("partial_rotary_factor", stated)
+    base = RopeSpec(dim=int(head_dim * part), theta=rope.number_or("rope_theta", outer))
+    return rope_from_section(config, rope, base)
+
+
+def rope_from_section(config: Settings, rope: Settings, base: RopeSpec) -> RopeSpec:
+    """`base`, scaled as the section `rope` of the configuration says."""
+    config.require_neutral(config.only_unread(HF_NEUTRAL))
+    rope.require_neutral(rope.only_unread(HF_NEUTRAL))
     key = "rope_type" if rope.has("rope_type") else "type"
     kind = rope.text_or(key, "default")
     if kind not in HF_KINDS:
@@ -106,17 +124,17 @@ def _original_context(config: Settings, rope: Settings) -> int:
     return config.integer_or(key, inner)
 
 
-def rope_from_gguf(meta: Settings, inventory: Inventory, head_dim: int) -> RopeSpec:
-    """Read `rope.*` keys and the file's own frequency divisors.
+def rope_from_gguf(
+    meta: Settings, inventory: Inventory, head_dim: int, theta: float = DEFAULT_THETA
+) -> RopeSpec:
+    """Read `rope.*` keys and the file's own frequency divisors; `theta` is the family's default.
 
     Raises ModelError for a kind or a key that this build does not compute.
     """
     meta.require("rope.dimension_count", (head_dim,))
     meta.require_neutral(GGUF_NEUTRAL)
     factors = inventory.rope_factors
-    base = RopeSpec(
-        dim=head_dim, theta=meta.number_or("rope.freq_base", DEFAULT_THETA), factors=factors
-    )
+    base = RopeSpec(dim=head_dim, theta=meta.number_or("rope.freq_base", theta), factors=factors)
     # Files from before `rope.scaling.type` state a linear factor under `rope.scale_linear`.
     factor = meta.number_or("rope.scaling.factor", meta.number_or("rope.scale_linear", 1.0))
     match meta.text_or("rope.scaling.type", "linear"):

@@ -32,8 +32,40 @@ class Settings:
             raise self.refusal(key, "an integer of at least 1")
         return value
 
+    def count(self, key: str) -> int:
+        """A required integer of at least 0."""
+        value = self._get(key)
+        if type(value) is not int or value < 0:
+            raise self.refusal(key, "an integer of at least 0")
+        return value
+
     def integer_or(self, key: str, default: int) -> int:
         return self.integer(key) if self.has(key) else default
+
+    def per_layer(self, key: str, n_layers: int, default: int) -> tuple[int, ...]:
+        """One integer of at least 0 for each layer, or one for all; `default` when absent."""
+        match self._get(key):
+            case None:
+                return (default,) * n_layers
+            case list():
+                found = self.indices(key)
+                if len(found) != n_layers:
+                    raise self.refusal(key, f"{n_layers} integers, one a layer")
+                return found
+            case _:
+                return (self.integer(key),) * n_layers
+
+    def numbers(self, key: str, default: Sequence[float]) -> tuple[float, ...]:
+        """As many numbers as `default` has, which is taken when absent."""
+        value = self._get(key)
+        if value is None:
+            return tuple(default)
+        if type(value) is not list or len(cast(list[object], value)) != len(default):
+            raise self.refusal(key, f"{len(default)} numbers")
+        numbers = [_number(v) for v in cast(list[object], value)]
+        if None in numbers:
+            raise self.refusal(key, f"{len(default)} numbers")
+        return tuple(number for number in numbers if number is not None)
 
     def number(self, key: str) -> float:
         """A required number above 0."""
@@ -44,6 +76,10 @@ class Settings:
 
     def number_or(self, key: str, default: float) -> float:
         return self.number(key) if self.has(key) else default
+
+    def number_if(self, key: str) -> float | None:
+        """None when absent."""
+        return self.number(key) if self.has(key) else None
 
     def flag_or(self, key: str, default: bool) -> bool:
         value = self._get(key)
@@ -70,6 +106,17 @@ class Settings:
             raise self.refusal(key, "a list of strings")
         return tuple(cast(list[str], value))
 
+    def indices(self, key: str) -> tuple[int, ...]:
+        """A list of integers of at least 0; empty when absent."""
+        value = self._get(key)
+        if value is None:
+            return ()
+        if type(value) is not list or not all(
+            type(v) is int and v >= 0 for v in cast(list[object], value)
+        ):
+            raise self.refusal(key, "a list of integers of at least 0")
+        return tuple(cast(list[int], value))
+
     def section(self, key: str) -> Settings:
         """A nested object; empty when absent."""
         value = self._get(key)
@@ -90,6 +137,14 @@ class Settings:
         for key, allowed in neutral.items():
             self.require(key, allowed)
 
+    def only_unread(self, neutral: Mapping[str, Sequence[object]]) -> dict[str, Sequence[object]]:
+        """The entries whose key nobody has read; who reads a key answers for its value."""
+        return {key: allowed for key, allowed in neutral.items() if key not in self._read}
+
+    def ignore(self, *keys: str) -> None:
+        """Take note of keys that have no effect on this model."""
+        self._read.update(keys)
+
     def unread(self, harmless: Iterable[str]) -> tuple[str, ...]:
         """Keys under the prefix that nobody read and that are not known to be harmless."""
         skip = self._read | set(harmless)
@@ -108,3 +163,14 @@ class Settings:
     def _get(self, key: str) -> object:
         self._read.add(key)
         return self._peek(key)
+
+
+def _number(value: object) -> float | None:
+    """A number; transformers writes infinity as {"__float__": "Infinity"}."""
+    match value:
+        case {"__float__": "Infinity"}:
+            return float("inf")
+        case int() | float() if type(value) is not bool:
+            return float(value)
+        case _:
+            return None

@@ -17,6 +17,12 @@ _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
 _QWEN2_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = (rf"[\p{{L{kind}}}\p{{Lm}}\p{{Lo}}\p{{M}}" for kind in ("u", "l"))
+_GPT4O_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}\p{{Lt}}]*{_LOWER}]+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}\p{{Lt}}]+{_LOWER}]*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _DEFAULT_SPLITS = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 
@@ -27,6 +33,8 @@ class Pre(Enum):
     SMOLLM = "smollm"
     QWEN2 = "qwen2"
     LLAMA3 = "llama-bpe"
+    DBRX = "dbrx"
+    GPT4O = "gpt-4o"
     DEFAULT = "default"
 
     @property
@@ -38,12 +46,20 @@ class Pre(Enum):
 _SPELLINGS = {
     "gpt-2": Pre.GPT2,
     "gpt2": Pre.GPT2,
+    "granite-docling": Pre.GPT2,
     "smollm": Pre.SMOLLM,
+    "refact": Pre.SMOLLM,
+    "starcoder": Pre.SMOLLM,
     "qwen2": Pre.QWEN2,
     "deepseek-r1-qwen": Pre.QWEN2,
     "llama-bpe": Pre.LLAMA3,
     "llama3": Pre.LLAMA3,
     "llama-v3": Pre.LLAMA3,
+    "falcon3": Pre.LLAMA3,
+    "falcon-h1": Pre.LLAMA3,
+    "lfm2": Pre.LLAMA3,
+    "dbrx": Pre.DBRX,
+    "gpt-4o": Pre.GPT4O,
     "default": Pre.DEFAULT,
 }
 
@@ -80,6 +96,10 @@ def _cut(pre: Pre) -> _Cut:
             return _Cut(pre_tokenizers.Sequence([_split(_QWEN2_WORDS), plain]), compose=True)
         case Pre.LLAMA3:
             return _Cut(pre_tokenizers.Sequence([_split(_LLAMA3_WORDS), plain]), whole_words=True)
+        case Pre.DBRX:
+            return _Cut(pre_tokenizers.Sequence([_split(_LLAMA3_WORDS), plain]))
+        case Pre.GPT4O:
+            return _Cut(pre_tokenizers.Sequence([_split(_GPT4O_WORDS), plain]))
         case Pre.DEFAULT:
             return _Cut(pre_tokenizers.Sequence([*map(_split, _DEFAULT_SPLITS), plain]))
 

@@ -12,7 +12,10 @@ import numpy.typing as npt
 
 
 class Encoding(Enum):
-    """How a tensor's elements are stored. Block encodings follow the GGUF layouts."""
+    """How a tensor's elements are stored. Block encodings follow the GGUF layouts.
+
+    U8 is raw bytes that only mean something beside another tensor; no weight comes in it.
+    """
 
     F32 = "F32"
     F16 = "F16"
@@ -25,6 +28,8 @@ class Encoding(Enum):
     Q4_K = "Q4_K"
     Q5_K = "Q5_K"
     Q6_K = "Q6_K"
+    MXFP4 = "MXFP4"
+    U8 = "U8"
 
 
 BLOCK: dict[Encoding, tuple[int, int]] = {
@@ -39,6 +44,8 @@ BLOCK: dict[Encoding, tuple[int, int]] = {
     Encoding.Q4_K: (256, 144),
     Encoding.Q5_K: (256, 176),
     Encoding.Q6_K: (256, 210),
+    Encoding.MXFP4: (32, 17),
+    Encoding.U8: (1, 1),
 }
 """(elements, bytes) of one block of each encoding; blocks run along a row, never across rows."""
 

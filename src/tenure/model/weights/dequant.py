@@ -156,6 +156,23 @@ def _q6_k(blocks: U8) -> F32:
     return step * q
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+"""The magnitudes of a 4-bit float with two exponent bits and one of mantissa."""
+
+
+def _mxfp4(blocks: U8) -> F32:
+    """An exponent e, 32 nibbles of sign and E2M1 magnitude: x = 2^(e - 127) value.
+
+    The OCP Microscaling Formats specification, version 1.0; e 255 is NaN there, and not used.
+    """
+    values = np.concatenate([E2M1, -E2M1])
+    return np.ldexp(values[_nibbles(blocks[:, 1:])], blocks[:, :1].astype(np.int32) - 127)
+
+
+def _u8(blocks: U8) -> F32:
+    return blocks.astype(np.float32)
+
+
 _DECODERS: dict[Encoding, Callable[[U8], F32]] = {
     Encoding.F32: _f32,
     Encoding.F16: _f16,
@@ -168,4 +185,6 @@ _DECODERS: dict[Encoding, Callable[[U8], F32]] = {
     Encoding.Q4_K: _q4_k,
     Encoding.Q5_K: _q5_k,
     Encoding.Q6_K: _q6_k,
+    Encoding.MXFP4: _mxfp4,
+    Encoding.U8: _u8,
 }

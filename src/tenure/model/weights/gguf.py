@@ -35,6 +35,7 @@ TENSOR_TYPES = {
     13: Encoding.Q5_K,
     14: Encoding.Q6_K,
     30: Encoding.BF16,
+    39: Encoding.MXFP4,
 }
 """Tensor type numbers of the format; others are refused by number."""
 
@@ -194,7 +195,7 @@ def _entry(path: Path, cursor: _Cursor) -> _Entry:
     shape = tuple(cursor.unsigned(8) for _ in range(n_dims))[::-1]
     kind, offset = cursor.unsigned(4), cursor.unsigned(8)
     if kind not in TENSOR_TYPES:
-        known = ", ".join(e.value for e in Encoding)
+        known = ", ".join(encoding.value for encoding in TENSOR_TYPES.values())
         raise ModelError(f"{path}: {name} has tensor type {kind}; this build reads {known}")
     return _Entry(name, shape, TENSOR_TYPES[kind], offset)
 

@@ -22,7 +22,12 @@ INDEX = "model.safetensors.index.json"
 HEADER_MAX = 100_000_000
 """The format's own bound on the header, in bytes."""
 
-ENCODINGS = {"F32": Encoding.F32, "F16": Encoding.F16, "BF16": Encoding.BF16}
+ENCODINGS = {
+    "F32": Encoding.F32,
+    "F16": Encoding.F16,
+    "BF16": Encoding.BF16,
+    "U8": Encoding.U8,
+}
 
 
 def open_safetensors(folder: Path) -> dict[str, StoredTensor]:
@@ -30,7 +35,7 @@ def open_safetensors(folder: Path) -> dict[str, StoredTensor]:
 
     Reads `model.safetensors`, or else the shards that `model.safetensors.index.json` names, or else
     each `*.safetensors` file. Raises ModelError when there is none, when a shard is missing or
-    damaged, or when a tensor's dtype is not F32, F16 or BF16.
+    damaged, or when a tensor's dtype is none of `ENCODINGS`.
     """
     tensors: dict[str, StoredTensor] = {}
     for path in _shards(folder):

@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
-
 from tenure.core.errors import ModelError
 from tenure.model.families.base import Blueprint
 from tenure.model.parameters import parameter_shapes
 from tenure.model.weights.base import StoredTensor
 from tenure.model.weights.mapped import Bytes
+from tenure.model.weights.places import Place
 
 CHUNK_BYTES = 1 << 22
 
@@ -23,7 +22,7 @@ class CheckpointWeights:
     """The weights of one checkpoint under the canonical names of `model.spec`.
 
     Every weight that the spec calls for is there in its shape, and the file holds no other, or
-    construction raises ModelError. `get` copies only where rows are stored in interleaved order.
+    construction raises ModelError. `get` copies only where a place makes it.
     """
 
     def __init__(
@@ -40,20 +39,17 @@ class CheckpointWeights:
         self._check_no_others(unused)
 
     def names(self) -> Iterable[str]:
-        return self._blueprint.names.keys()
+        return self._blueprint.places.keys()
 
     def get(self, name: str) -> StoredTensor:
         """The tensor under its canonical name; raises ModelError when the model has none such."""
-        if name not in self._blueprint.names:
+        if name not in self._blueprint.places:
             raise ModelError(f"{self._where}: the model has no weight {name}")
-        tensor = self._stored[self._blueprint.names[name]]
-        if name in self._blueprint.interleaved:
-            return half_split_rows(tensor, self._blueprint.interleaved[name])
-        return tensor
+        return self._blueprint.places[name].get(self._stored)
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits over the spec and every tensor's name, shape, encoding and all its bytes.
+        """32 hex digits over the spec, every weight's place, and all bytes of what is stored.
 
         The bytes are hashed in chunks of 4 MiB by a few threads, then the digests in order; about
         0.1 s for 100 MB on two cores. Nothing is sampled, so any changed weight changes it.
@@ -66,30 +62,47 @@ class CheckpointWeights:
         # Notes name the file's path, which says nothing about the arithmetic.
         total.update(repr(replace(self._blueprint.spec, notes=())).encode())
         chunks: list[Bytes] = []
-        for name, stored_name in self._blueprint.names.items():
+        for name, place in self._blueprint.places.items():
+            total.update(repr((name, place)).encode())
+        for stored_name in self._stored_names():
             tensor = self._stored[stored_name]
-            heads = self._blueprint.interleaved.get(name, 0)
-            total.update(repr((name, tensor.shape, tensor.encoding.value, heads)).encode())
+            total.update(repr((stored_name, tensor.shape, tensor.encoding.value)).encode())
             chunks += _chunks(tensor.data)
         with ThreadPoolExecutor(max_workers=4) as pool:
             for digest in pool.map(_digest, chunks):
                 total.update(digest)
         return total.hexdigest()
 
+    def _stored_names(self) -> Iterable[str]:
+        """Each stored tensor that a weight comes from, once."""
+        places = self._blueprint.places.values()
+        return dict.fromkeys(name for place in places for name in place.stored_names)
+
     def _check_complete(self) -> None:
-        shapes = parameter_shapes(self._blueprint.spec)
-        for name, stored_name in self._blueprint.names.items():
-            if stored_name not in self._stored:
-                raise ModelError(f"{self._where}: the weight {stored_name} is missing")
-            shape = self._stored[stored_name].shape
-            if shape != shapes[name]:
-                raise ModelError(
-                    f"{self._where}: {stored_name} has shape {shape}, "
-                    f"but the configuration calls for {shapes[name]}"
-                )
+        for name in self._stored_names():
+            if name not in self._stored:
+                raise ModelError(f"{self._where}: the weight {name} is missing")
+        for name, wanted in parameter_shapes(self._blueprint.spec).items():
+            self._check_shape(self._blueprint.places[name], wanted)
+
+    def _check_shape(self, place: Place, wanted: tuple[int, ...]) -> None:
+        held = self._stored[place.name].shape
+        try:
+            shape = place.shape(self._stored)
+        except ValueError as error:
+            raise ModelError(
+                f"{self._where}: {place.name} has shape {held}, "
+                f"but the configuration calls for {error}"
+            ) from error
+        if shape != wanted:
+            part = f" (of which {shape} is used)" if place.steps else ""
+            raise ModelError(
+                f"{self._where}: {place.name} has shape {held}{part}, "
+                f"but the configuration calls for {wanted}"
+            )
 
     def _check_no_others(self, unused: Collection[str]) -> None:
-        others = self._stored.keys() - set(self._blueprint.names.values()) - set(unused)
+        others = self._stored.keys() - set(self._stored_names()) - set(unused)
         if others:
             names = sorted(others)
             raise ModelError(
@@ -97,19 +110,6 @@ class CheckpointWeights:
                 f"{self._blueprint.spec.family} model ({', '.join(names[:3])}); "
                 "computing without them would give wrong results"
             )
-
-
-def half_split_rows(tensor: StoredTensor, n_heads: int) -> StoredTensor:
-    """Undo Llama's GGUF row order: within each head, rows 0, 2, 4, ... and then 1, 3, 5, ...
-
-    The conversion stored row i of a head's first half at 2i and of its second half at 2i + 1 (for
-    head_dim 4 the half-split rows 0 1 2 3 lie as 0 2 1 3). Rows stay whole blocks, so this works
-    on quantised bytes. Returns a copy.
-    """
-    row_bytes = tensor.data.nbytes // tensor.shape[0]
-    rows = tensor.data.reshape(n_heads, -1, 2, row_bytes)
-    data = np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
-    return StoredTensor(tensor.name, tensor.shape, tensor.encoding, data)
 
 
 def _chunks(data: Bytes) -> list[Bytes]:

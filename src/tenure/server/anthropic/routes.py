@@ -18,11 +18,10 @@ from tenure.server.anthropic.translate import (
     messages_ask,
     talk_of,
 )
-from tenure.server.chat.bounds import Bounds
-from tenure.server.chat.refusals import check_model, refuse
-from tenure.server.chat.service import ChatService
+from tenure.server.chat.refusals import adapter_of, refuse
 from tenure.server.errors import json_response
 from tenure.server.respond import SessionHeader, answer, session_headers, streamed
+from tenure.server.rooms import Here, Room
 
 VERSIONS = ("2023-06-01", "2026-10-21")
 """Versions of the interface; what they have in common is all that there is here."""
@@ -35,7 +34,8 @@ DESCRIPTIONS = {
     401: "Missing or wrong API key.",
     404: "No such model, session or turn.",
     409: "The session has a turn in flight.",
-    413: "The body is too large.",
+    413: "The body, or the turn, is larger than allowed.",
+    429: "A limit of yours is used up; see Retry-After.",
     500: "A turn failed, or a mistake of the server.",
     503: "The engine is stopping.",
     529: "Overloaded; see Retry-After.",
@@ -47,11 +47,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class AnthropicRoutes:
-    """Handlers over one service."""
-
-    def __init__(self, service: ChatService, bounds: Bounds) -> None:
-        self._service = service
-        self._bounds = bounds
+    """Handlers over the room of whoever asks."""
 
     def router(self) -> APIRouter:
         router = APIRouter(
@@ -73,32 +69,34 @@ class AnthropicRoutes:
     async def messages(
         self,
         request: Request,
+        room: Here,
         body: MessagesBody,
         x_session_id: SessionHeader = None,
         anthropic_version: VersionHeader = None,
     ) -> Response:
         """Reply to a conversation, or to what is new in a session's."""
         _check_version(anthropic_version)
-        return await answer(request, self._messages(body, x_session_id))
+        return await answer(request, _messages(room, body, x_session_id))
 
     async def count_tokens(
-        self, body: CountBody, anthropic_version: VersionHeader = None
+        self, room: Here, body: CountBody, anthropic_version: VersionHeader = None
     ) -> Response:
         """How many tokens the prompt of a conversation has."""
         _check_version(anthropic_version)
-        check_model(body.model, self._bounds.model.name)
+        await room.chat.check_adapter(adapter_of(body.model, room.bounds.model.name))
         refuse(body, REFUSED)
-        n_tokens = await self._service.count(talk_of(body, self._bounds))
+        n_tokens = await room.chat.count(talk_of(body, room.bounds))
         return json_response({"input_tokens": n_tokens})
 
-    async def _messages(self, body: MessagesBody, session: str | None) -> Response:
-        job = await self._service.begin(messages_ask(body, session, self._bounds))
-        writer = MessageWriter(self._bounds.model.name, has_marks(body))
-        headers = {"request-id": job.outputs[0].turn.id, **session_headers(job)}
-        if body.stream:
-            return await streamed(writer.events(self._service, job), error_event, headers)
-        (output,) = await self._service.finished(job)
-        return json_response(writer.whole(output), 200, headers)
+
+async def _messages(room: Room, body: MessagesBody, session: str | None) -> Response:
+    job = await room.chat.begin(messages_ask(body, session, room.bounds))
+    writer = MessageWriter(body.model or room.bounds.model.name, has_marks(body))
+    headers = {"request-id": job.outputs[0].turn.id, **session_headers(job)}
+    if body.stream:
+        return await streamed(writer.events(room.chat, job), error_event, headers)
+    (output,) = await room.chat.finished(job)
+    return json_response(writer.whole(output), 200, headers)
 
 
 def _check_version(version: str | None) -> None:

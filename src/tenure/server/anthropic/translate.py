@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from uuid import uuid4
 
-from tenure.core.errors import InvalidField, UnsupportedField, UserError
+from tenure.core.errors import InvalidField, UnsupportedField
 from tenure.core.params import SEED_MAX
 from tenure.model.chat_template import Message
 from tenure.server.anthropic.schema import (
@@ -21,15 +21,16 @@ from tenure.server.anthropic.schema import (
     ThinkingBlock,
     ThinkingConfig,
     ToolBody,
+    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
 from tenure.server.chat.ask import ChatAsk, Run, Talk, Tool, View
 from tenure.server.chat.bounds import Bounds, in_wire_words
-from tenure.server.chat.grammar import Grammar, JsonSchema, ToolCalls
+from tenure.server.chat.grammar import Grammar, JsonSchema, ToolCalls, combined
 from tenure.server.chat.messages import tool
 from tenure.server.chat.places import place_of
-from tenure.server.chat.refusals import Refused, check_model, refuse
+from tenure.server.chat.refusals import Refused, adapter_of, refuse
 from tenure.server.sglang.translate import namespace
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
@@ -47,7 +48,6 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
 )
 NO_EFFECT: Mapping[str, str] = MappingProxyType(
     {
-        "model": "one model is served",
         "metadata": "the server keeps no account of users",
     }
 )
@@ -69,7 +69,6 @@ WIRE_NAMES: Mapping[str, str] = MappingProxyType(
 
 def messages_ask(body: MessagesBody, header: str | None, bounds: Bounds) -> ChatAsk:
     """What is asked; the turn's id is the answer's. Raises UserError, naming the field."""
-    check_model(body.model, bounds.model.name)
     refuse(body, REFUSED)
     place = place_of(body.session_params, body.session_id, header)
     turn_id = body.rid if body.rid is not None else f"msg_{uuid4().hex}"
@@ -135,6 +134,7 @@ def _run(body: MessagesBody, bounds: Bounds) -> Run:
         namespace=namespace(body.cache_salt, body.extra_key),
         priority=body.priority or 0,
         grammar=_grammar(body),
+        adapter=adapter_of(body.model, bounds.model.name),
     )
 
 
@@ -164,13 +164,10 @@ def _tool(given: ToolBody, path: str) -> Tool:
 
 
 def _grammar(body: MessagesBody) -> Grammar | None:
-    shape, calls = _format(body), _call_grammar(body)
-    if shape is not None and calls is not None:
-        raise UserError(f"{shape.field} and {calls.field} cannot both be set; give one of them.")
-    return calls if shape is None else shape
+    return combined(_format(body), _call_grammar(body))
 
 
-def _format(body: MessagesBody) -> Grammar | None:
+def _format(body: MessagesBody) -> JsonSchema | None:
     wanted = None if body.output_config is None else body.output_config.format
     if wanted is None:
         return None
@@ -178,23 +175,28 @@ def _format(body: MessagesBody) -> Grammar | None:
 
 
 def _call_grammar(body: MessagesBody) -> ToolCalls | None:
-    names = tuple(t.name for t in body.tools or ())
-    kind = None if body.tool_choice is None else body.tool_choice.type
-    if kind in ("any", "tool") and not names:
-        raise InvalidField("tool_choice", kind, "none or absent without tools")
-    match kind:
+    tools = body.tools or ()
+    names = tuple(t.name for t in tools)
+    strict = frozenset(t.name for t in tools if t.strict)
+    choice = body.tool_choice or ToolChoice(type="auto")
+    several = not choice.disable_parallel_tool_use
+    if choice.type in ("any", "tool") and not names:
+        raise InvalidField("tool_choice", choice.type, "none or absent without tools")
+    match choice.type:
         case "any":
-            return ToolCalls("tool_choice", names)
+            return ToolCalls("tool_choice", names, several=several, strict=strict)
         case "tool":
-            name = body.tool_choice.name if body.tool_choice is not None else None
+            name = choice.name
             if name is None or name not in names:
                 raise InvalidField("tool_choice.name", name, f"one of the tools {list(names)}")
-            return ToolCalls("tool_choice", (name,))
+            return ToolCalls("tool_choice", (name,), several=False, strict=strict)
         case "none":
             return None
-        case _:
-            strict = any(t.strict for t in body.tools or ())
-            return ToolCalls("tools.strict", names, required=False) if strict else None
+        case "auto":
+            if not names:
+                return None
+            field = "tools.strict" if strict else "tools"
+            return ToolCalls(field, names, required=False, several=several, strict=strict)
 
 
 # -- messages

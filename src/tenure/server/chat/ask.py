@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from tenure.core.params import SEED_MAX, LogprobParams, SamplingParams
 from tenure.core.tokens import Tokens
-from tenure.core.turns import SessionRef
+from tenure.core.turns import OnAbort, Processor, SessionRef
 from tenure.model.chat_template import Message
 from tenure.server.chat.grammar import Grammar
 
@@ -75,10 +75,19 @@ class Talk:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterName:
+    """An adapter that a request asks for, and the field that names it."""
+
+    name: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """How turns are decoded. `grammar` is what the output must look like.
 
-    `echo_prompt` asks for the ids of the prompt at the end.
+    `echo_prompt` asks for the ids of the prompt at the end. `adapter` None is the model alone.
+    `processor` changes logits before a token is chosen.
     """
 
     params: SamplingParams
@@ -87,6 +96,10 @@ class Run:
     priority: int = 0
     grammar: Grammar | None = None
     echo_prompt: bool = False
+    adapter: AdapterName | None = None
+    processor: Processor | None = None
+    on_abort: OnAbort = OnAbort.ROLLBACK
+    hold_s: float | None = None
 
     def nth(self, n: int) -> SamplingParams:
         """The parameters of answer `n` of one prompt: a given seed moves on by one each."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -29,19 +28,26 @@ from tenure.core.errors import (
     UnsupportedField,
     UserError,
 )
+from tenure.core.tenant import LimitReached, OverLimit
 from tenure.server.chat.refusals import NotFound
-from tenure.server.errors import HttpError, internal, validation_message
+from tenure.server.errors import HttpError, internal, retry_headers, validation_message
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`code` is stable, `message` is for people, `param` names a field."""
+    """`code` is stable, `message` is for people, `param` names a field.
+
+    `retryable`: the engine is away, and the same request may be sent again. `limit`: a limit of the
+    caller's own refuses it, and not the server as a whole.
+    """
 
     status: int
     message: str
     code: str | None = None
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict[str, str])
+    retryable: bool = False
+    limit: bool = False
 
 
 def failure_of(error: Exception) -> Failure:
@@ -65,6 +71,8 @@ def _of_tenure(error: TenureError) -> Failure:
             return Failure(400, message, code, name)
         case ContextTooLong():
             return Failure(400, message, "context_length_exceeded", "messages")
+        case OverLimit():
+            return Failure(413, message, code, limit=True)
         case NotFound(param=name):
             return Failure(404, message, code, name)
         case SessionNotFound() | SessionExpired() | UnknownTurn():
@@ -73,11 +81,12 @@ def _of_tenure(error: TenureError) -> Failure:
             return Failure(409, message, code)
         case UserError():
             return Failure(400, message, code)
-        case Overloaded(retry_after_s=wait_s):
-            headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
-            return Failure(429, message, code, headers=headers)
+        case LimitReached():
+            return Failure(429, message, code, headers=retry_headers(error), limit=True)
+        case Overloaded():
+            return Failure(429, message, code, headers=retry_headers(error))
         case EngineStopped():
-            return Failure(503, message, code)
+            return Failure(503, message, code, headers=retry_headers(error), retryable=True)
         case TurnFailed():
             return Failure(500, message, code)
         case _:
@@ -90,8 +99,8 @@ def _param(wrong: list[dict[str, Any]]) -> str | None:
     return str(where[0]) if where and isinstance(where[0], str) else None
 
 
-def route_class(shaped: Callable[[Failure], HttpError]) -> type[APIRoute]:
-    """Routes whose errors, of whatever origin, have the shape that `shaped` gives them."""
+def route_class(answered: Callable[[Exception], HttpError]) -> type[APIRoute]:
+    """Routes whose errors, of whatever origin, are answered with what `answered` makes of them."""
 
     class ShapedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -101,7 +110,7 @@ def route_class(shaped: Callable[[Failure], HttpError]) -> type[APIRoute]:
                 try:
                     return await handle(request)
                 except Exception as error:
-                    return shaped(failure_of(error)).response()
+                    return answered(error).response()
 
             return handled
 

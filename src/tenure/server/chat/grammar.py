@@ -1,7 +1,7 @@
-"""What the output of a turn must look like; the place where structured output is decided.
+"""What the output of a turn must look like, as the dialects ask for it.
 
 A dialect translates its own words (`response_format`, `tool_choice`, `regex`, ...) into one of
-these values, and every turn of a chat or completion passes `check`.
+these values; `structure.py` makes a grammar of it. `field` names what asked, for errors.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tenure.core.errors import UnsupportedField
+from tenure.core.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,14 @@ class JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON that a schema, given as JSON text, accepts."""
+    """JSON that a schema, given as JSON text, accepts.
+
+    `lenient`: keywords of the schema that cannot be enforced are left aside.
+    """
 
     field: str
     schema: str
+    lenient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +59,45 @@ class StructuralTag:
 class ToolCalls:
     """Calls of the named tools, in the format that the model writes calls in.
 
-    `required`: the output is at least one call; else it may be text, and only the arguments of a
-    call are bound to their schema.
+    `required`: the output is calls and nothing else; else it may be text, and what begins as a call
+    is one. `several`: there may be more than one call. The schemas of `strict` tools are enforced
+    to the letter, those of the others as far as they can be.
     """
 
     field: str
     names: tuple[str, ...]
     required: bool = True
+    several: bool = True
+    strict: frozenset[str] = frozenset()
 
 
-Grammar: TypeAlias = JsonObject | JsonSchema | Regex | Ebnf | StructuralTag | ToolCalls
+@dataclass(frozen=True, slots=True)
+class CallsOr:
+    """Calls of tools, or else JSON."""
+
+    field: str
+    calls: ToolCalls
+    shape: JsonObject | JsonSchema
 
 
-def check(grammar: Grammar | None) -> None:
-    """Raise UnsupportedField, in the caller's words, for a grammar that cannot be enforced."""
-    if grammar is not None:
-        raise UnsupportedField(grammar.field, "structured output is not built yet; leave it out")
+Shape: TypeAlias = JsonObject | JsonSchema | Regex | Ebnf | StructuralTag
+Grammar: TypeAlias = Shape | ToolCalls | CallsOr
+
+
+def combined(shape: Shape | None, calls: ToolCalls | None) -> Grammar | None:
+    """What a reply must be that has a shape, or may be calls, or both.
+
+    Calls that nothing binds need no grammar. Raises UserError where the two exclude each other.
+    """
+    match shape, calls:
+        case None, ToolCalls(required=False, strict=strict) if not strict:
+            return None
+        case None, _:
+            return calls
+        case _, None:
+            return shape
+        case ((JsonObject() | JsonSchema()), ToolCalls(required=False)):
+            return CallsOr(shape.field, calls, shape)
+        case _:
+            both = f"{shape.field} and {calls.field}"
+            raise UserError(f"{both} cannot both be set; give one of them.")

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tenure.core.errors import InvalidField, UnsupportedField
+from tenure.core.grammar import GrammarSpec
 from tenure.core.tokens import Tokens, tokens
 from tenure.engine.text import Text
 from tenure.model.chat_template import NO_TEMPLATE, ChatTemplate, Message
 from tenure.server.chat.ask import Talk, View, tool_names
+from tenure.server.chat.grammar import Grammar
 from tenure.server.chat.reader import Reader
+from tenure.server.chat.structure import behind_thought, grammar_spec
 from tenure.server.chat.thinking import CLOSE, OPEN, Thinking
 from tenure.server.chat.tool_prompt import told, with_tools
 from tenure.server.tools.formats import HERMES, CallFormat, format_of
@@ -101,6 +104,12 @@ class Prompter:
             names = tool_names(talk.tools)
             calls = CallParser(self._format, names, random_ids(self._format))
         return Reader(thinking, calls, view.one_call)
+
+    def grammar(self, wanted: Grammar, talk: Talk, opens_thought: bool) -> GrammarSpec:
+        """The grammar of a reply to `talk`. Raises InvalidField, UnsupportedField."""
+        tokenizer = self._text.tokenizer
+        spec = grammar_spec(wanted, tokenizer, self._format, talk.tools or ())
+        return behind_thought(spec, tokenizer.token_id(CLOSE)) if opens_thought else spec
 
     def effort_args(self, field: str, effort: str | None) -> dict[str, object]:
         """Template arguments for an effort of reasoning, `none` for no reasoning.

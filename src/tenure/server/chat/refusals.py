@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tenure.core.errors import UnsupportedField, UserError
+from tenure.core.errors import InvalidField, UnsupportedField, UserError
+from tenure.core.info import AdapterInfo
+from tenure.server.chat.ask import AdapterName
 from tenure.server.wire import Wire
 
 NOTHING: tuple[object, ...] = (False, 0, "", [], {})
@@ -40,8 +42,25 @@ def refuse(body: Wire, table: Mapping[str, Refused], path: str = "") -> None:
             raise UnsupportedField(f"{path}{field}", refused.reason)
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Raise NotFound unless `asked` is the served model, or absent."""
-    if asked is not None and asked != served:
-        message = f"The model {asked[:80]!r} does not exist; this server has {served!r}."
-        raise NotFound(message, "model", "model_not_found")
+def adapter_of(asked: str | None, served: str, lora_path: str | None = None) -> AdapterName | None:
+    """The adapter that `model` and `lora_path` ask for; whether there is one, `check_adapter` says.
+
+    A model's name may be the served one, an adapter's, or both with a colon between. Raises
+    InvalidField where the two fields name different ones.
+    """
+    explicit = AdapterName(lora_path, "lora_path") if lora_path else None
+    if asked is None or asked == served:
+        return explicit
+    named = AdapterName(asked.removeprefix(f"{served}:"), "model")
+    if explicit is not None and explicit.name != named.name:
+        raise InvalidField("lora_path", lora_path, "absent, or the adapter that model names")
+    return named
+
+
+def check_adapter(asked: AdapterName | None, served: str, loaded: Iterable[AdapterInfo]) -> None:
+    """Raise NotFound unless the adapter is loaded."""
+    names = [adapter.name for adapter in loaded]
+    if asked is not None and asked.name not in names:
+        has = ", ".join(map(repr, (served, *names[:8])))
+        message = f"The model {asked.name[:80]!r} does not exist; this server has {has}."
+        raise NotFound(message, asked.field, "model_not_found")

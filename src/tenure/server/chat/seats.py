@@ -76,7 +76,7 @@ class Seats:
 
     async def at_tip(self, session: str) -> ContextInfo:
         """The session's tip; opens the session where it does not exist."""
-        query = ContextQuery(SessionRef(session), at_tip=True)
+        query = ContextQuery(SessionRef(session, at_tip=True))
         with suppress(SessionNotFound):
             return await self._client.context(query)
         with suppress(SessionExists):
@@ -92,8 +92,14 @@ class Seats:
         return await self._seat(ref, held, talk)
 
     async def at(self, ref: SessionRef, talk: Talk) -> Seat:
-        """A seat at a named place of a session; `talk` holds the new messages only."""
-        return await self._seat(ref, await self._client.context(ContextQuery(ref)), talk)
+        """A seat at a named place of a session; `talk` holds the new messages only.
+
+        At the tip, the turn is refused where the tip has moved until it begins.
+        """
+        held = await self._client.context(ContextQuery(ref))
+        if ref.at_tip:
+            ref = replace(ref, expected_tip=held.turn or "")
+        return await self._seat(ref, held, talk)
 
     async def _seat(self, ref: SessionRef, held: ContextInfo, talk: Talk) -> Seat:
         if held.turn is None or not held.n_tokens:
@@ -137,7 +143,11 @@ class Seats:
         everything = replace(ref, drop_previous_output=False, parent=held.turn)
         found = await self._client.context(ContextQuery(everything, n_tail=2**31))
         n_same = _n_common(found.tail, whole.tokens)
-        at = replace(everything, offset=n_same) if n_same else SessionRef(ref.id)
+        at = (
+            replace(everything, offset=n_same)
+            if n_same
+            else replace(ref, parent=None, at_tip=False)
+        )
         prompt = replace(whole, tokens=whole.tokens[n_same:])
         if ref.drop_previous_output:
             return Seat(at, prompt, full, None, held.generation, History.RENDERED)

@@ -7,11 +7,14 @@ from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 
 from tenure.core.events import Aborted
+from tenure.core.grammar import GrammarSpec
 from tenure.core.tokens import Tokens
 from tenure.core.turns import SessionRef, TurnRequest
 from tenure.engine.client import EngineClient
 from tenure.engine.detokenize import TextOptions, TurnText
+from tenure.engine.stops import ends_of
 from tenure.server.chat.ask import (
+    AdapterName,
     Alone,
     AtTip,
     ChatAsk,
@@ -23,13 +26,14 @@ from tenure.server.chat.ask import (
     TextAsk,
     View,
 )
-from tenure.server.chat.grammar import check
 from tenure.server.chat.messages import reply_message
 from tenure.server.chat.output import Delta, Output
 from tenure.server.chat.prompter import Prompt, Prompter, n_chars, off_loop
 from tenure.server.chat.reader import Reader
+from tenure.server.chat.refusals import check_adapter
 from tenure.server.chat.seats import Seat, Seats
-from tenure.server.chat.transcript import Exchange, Transcript, opening_of
+from tenure.server.chat.structure import grammar_spec
+from tenure.server.chat.transcript import Exchange, Key, Transcript, opening_of
 from tenure.server.sse import merged
 from tenure.server.tools.formats import CallFormat
 
@@ -64,7 +68,7 @@ class ChatService:
 
         Raises UserError and what the engine refuses a place in a session with.
         """
-        check(ask.run.grammar)
+        await self.check_adapter(ask.run.adapter)
         hold = self._hold(ask.place)
         try:
             return await self._begun(ask, hold)
@@ -74,13 +78,18 @@ class ChatService:
 
     async def begin_text(self, ask: TextAsk) -> Job:
         """The same for plain prompts, which are appended to a session as they are."""
-        check(ask.run.grammar)
+        await self.check_adapter(ask.run.adapter)
         hold = self._hold(ask.place)
         try:
             return await self._begun_text(ask, hold)
         except BaseException:
             hold.close()
             raise
+
+    async def check_adapter(self, asked: AdapterName | None) -> None:
+        """Raise NotFound unless the adapter is loaded."""
+        if asked is not None:
+            check_adapter(asked, self._client.model.name, await self._client.adapters())
 
     async def count(self, talk: Talk) -> int:
         """Tokens of the prompt, as it would be outside any session."""
@@ -108,6 +117,12 @@ class ChatService:
             async for _ in deltas:
                 pass
         return job.outputs
+
+    def remember_fork(self, source: Key, fork: Key) -> None:
+        """A session's first turn continues the conversation of another session's turn."""
+        known = self._transcript.find(source)
+        if known is not None:
+            self._transcript.add(fork, known)
 
     # -- inside
 
@@ -139,12 +154,12 @@ class ChatService:
         talk = ask.talk if seat is None else seat.talk
         ref = None if seat is None else seat.ref
         history = History.NONE if seat is None else seat.history
+        wanted, opened = ask.run.grammar, prompt.opens_thought
+        grammar = None if wanted is None else self.prompter.grammar(wanted, talk, opened)
         marks = self.prompter.marks(talk, ask.view)
         outputs = [
-            self._output(
-                turn, ask.view, marks, self.prompter.reader(talk, ask.view, prompt.opens_thought)
-            )
-            for turn in _turns(prompt.tokens, ask.ids, ask.run, ref, tag)
+            self._output(turn, ask.view, marks, self.prompter.reader(talk, ask.view, opened))
+            for turn in _turns(prompt.tokens, ask.ids, Terms(ask.run, grammar, ref, tag))
         ]
         return Job(tuple(outputs), history, seat, hold)
 
@@ -160,10 +175,13 @@ class ChatService:
                 held = await self._seats.at_tip(session)
                 ref = SessionRef(session, held.turn)
                 history = History.NEW if held.turn is None else History.CONTINUED
+        wanted, tokenizer = ask.run.grammar, self._client.text.tokenizer
+        grammar = None if wanted is None else grammar_spec(wanted, tokenizer)
+        terms = Terms(ask.run, grammar, ref, tag)
         outputs = [
             self._output(turn, ask.view, frozenset(), Reader())
             for prompt, ids in zip(ask.prompts, ask.ids, strict=True)
-            for turn in _turns(prompt, ids, ask.run, ref, tag)
+            for turn in _turns(prompt, ids, terms)
         ]
         return Job(tuple(outputs), history, None, hold)
 
@@ -171,7 +189,9 @@ class ChatService:
         self, turn: TurnRequest, view: View, marks: frozenset[int], reader: Reader
     ) -> Output:
         options = TextOptions(view.skip_special, view.keep_stop, marks)
-        return Output(turn, TurnText(self._client.text.tokenizer, turn.params, options), reader)
+        text = self._client.text
+        shown = TurnText(text.tokenizer, ends_of(turn, text.eos_ids), turn.params, options)
+        return Output(turn, shown, reader)
 
     def _remember(self, seat: Seat, output: Output) -> None:
         match output.finish:
@@ -180,7 +200,7 @@ class ChatService:
             case _:
                 pass
         if seat.recorded:
-            key = (seat.ref.id, seat.generation, output.turn.id)
+            key = (seat.ref.id, seat.generation, output.turn.node)
             known = None if seat.parent is None else self._transcript.find(seat.parent)
             opening = opening_of(seat.talk.messages) if seat.parent is None else None
             if known is not None:
@@ -189,21 +209,35 @@ class ChatService:
             self._transcript.add(key, Exchange(seat.parent, seat.talk, reply, opening))
 
 
-def _turns(
-    prompt: Tokens, ids: Sequence[str], run: Run, ref: SessionRef | None, tag: str | None
-) -> list[TurnRequest]:
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the turns of one request have in common."""
+
+    run: Run
+    grammar: GrammarSpec | None
+    ref: SessionRef | None
+    tag: str | None
+
+
+def _turns(prompt: Tokens, ids: Sequence[str], terms: Terms) -> list[TurnRequest]:
     """One turn for each answer to a prompt."""
+    run = terms.run
     return [
         TurnRequest(
             id=turn_id,
             tokens=prompt,
             params=run.nth(n),
-            session=ref,
-            tag=tag,
+            session=terms.ref,
+            tag=terms.tag,
             logprobs=run.logprobs,
+            grammar=terms.grammar,
             namespace=run.namespace,
             priority=run.priority,
             echo_prompt=run.echo_prompt,
+            adapter=None if run.adapter is None else run.adapter.name,
+            processor=run.processor,
+            on_abort=run.on_abort,
+            hold_s=run.hold_s,
         )
         for n, turn_id in enumerate(ids)
     ]

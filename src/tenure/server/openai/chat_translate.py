@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tenure.core.errors import InvalidField, UnsupportedField, UserError
+from tenure.core.errors import InvalidField, UnsupportedField
 from tenure.core.params import LogprobParams
 from tenure.model.chat_template import Message
 from tenure.server.chat.ask import Alone, AtTip, ChatAsk, InSession, Place, Talk, Tool, View
 from tenure.server.chat.bounds import Bounds
-from tenure.server.chat.grammar import Grammar, ToolCalls
+from tenure.server.chat.grammar import Grammar, ToolCalls, combined
 from tenure.server.chat.messages import call_message, tool
 from tenure.server.chat.places import place_of
-from tenure.server.chat.refusals import Refused, check_model, refuse
+from tenure.server.chat.refusals import Refused, refuse
 from tenure.server.openai import decoding
 from tenure.server.openai.decoding import grammar_of, n_answers, run_of, turn_ids
-from tenure.server.openai.schema import ChatBody, MessageBody, NamedChoice, PartBody, ToolBody
+from tenure.server.openai.schema import (
+    ChatBody,
+    MessageBody,
+    NamedChoice,
+    NamedFunction,
+    PartBody,
+    ToolBody,
+)
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
     {
@@ -55,7 +62,6 @@ MESSAGE_REFUSED: Mapping[str, Refused] = MappingProxyType(
 
 def chat_ask(body: ChatBody, header: str | None, bounds: Bounds) -> tuple[str, ChatAsk]:
     """The answer's id, and what is asked. Raises UserError, naming the field."""
-    check_model(body.model, bounds.model.name)
     refuse(body, REFUSED)
     place = place_of(body.session_params, body.session_id, header)
     n = n_answers(body, bounds, 1, place)
@@ -146,25 +152,25 @@ def _choice(body: ChatBody) -> object:
 
 
 def _grammar(body: ChatBody) -> Grammar | None:
-    """What `response_format` and its like, or `tool_choice` and strict tools, demand."""
-    shape, calls = grammar_of(body), _call_grammar(body)
-    if shape is not None and calls is not None:
-        raise UserError(f"{shape.field} and {calls.field} cannot both be set; give one of them.")
-    return calls if shape is None else shape
+    """What `response_format` and its like, `tool_choice` and strict tools demand."""
+    return combined(grammar_of(body), _call_grammar(body))
 
 
 def _call_grammar(body: ChatBody) -> ToolCalls | None:
     tools = _tools(body)
     names = tuple(t.function.name for t in tools)
+    strict = frozenset(t.function.name for t in tools if t.function.strict)
+    several = body.parallel_tool_calls
     match body.tool_choice:
         case "required":
-            return ToolCalls("tool_choice", names)
-        case NamedChoice(function=function):
-            if function.name not in names:
-                raise InvalidField("tool_choice", function.name, f"one of the tools {list(names)}")
-            return ToolCalls("tool_choice", (function.name,))
-        case _ if any(t.function.strict for t in tools):
-            return ToolCalls("tools.function.strict", names, required=False)
+            return ToolCalls("tool_choice", names, several=several, strict=strict)
+        case NamedChoice(function=NamedFunction(name=name)):
+            if name not in names:
+                raise InvalidField("tool_choice", name, f"one of the tools {list(names)}")
+            return ToolCalls("tool_choice", (name,), several=False, strict=strict)
+        case _ if names:
+            field = "tools.function.strict" if strict else "tools"
+            return ToolCalls(field, names, required=False, several=several, strict=strict)
         case _:
             return None
 

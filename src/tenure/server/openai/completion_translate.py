@@ -14,7 +14,7 @@ from tenure.engine.text import Text
 from tenure.server.chat.ask import Alone, Place, TextAsk
 from tenure.server.chat.bounds import Bounds
 from tenure.server.chat.places import place_of
-from tenure.server.chat.refusals import Refused, check_model, refuse
+from tenure.server.chat.refusals import Refused, refuse
 from tenure.server.openai import decoding
 from tenure.server.openai.decoding import grammar_of, n_answers, run_of, turn_ids, view_of
 from tenure.server.openai.schema import CompletionBody
@@ -30,7 +30,6 @@ def completion_ask(
     body: CompletionBody, header: str | None, bounds: Bounds, text: Text
 ) -> tuple[str, TextAsk]:
     """The answer's id, and what is asked. Raises UserError, naming the field; tokenises."""
-    check_model(body.model, bounds.model.name)
     refuse(body, REFUSED)
     if body.best_of not in (None, body.n):
         raise UnsupportedField("best_of", "every answer is returned; use n")

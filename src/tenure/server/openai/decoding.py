@@ -17,26 +17,23 @@ from tenure.server.chat.grammar import (
     JsonObject,
     JsonSchema,
     Regex,
+    Shape,
     StructuralTag,
 )
-from tenure.server.chat.refusals import Refused
+from tenure.server.chat.refusals import Refused, adapter_of
 from tenure.server.openai.schema import DecodingBody, ExtendedBody, ResponseFormat
+from tenure.server.processors import processor_of
 from tenure.server.sglang.translate import namespace
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
     {
-        "lora_path": Refused("adapters are not built yet; leave it out"),
-        "custom_logit_processor": Refused("code from a request is never run; use logit_bias"),
-        "custom_params": Refused("no logit processor takes them"),
-        "return_hidden_states": Refused("hidden states do not leave the engine"),
-        "return_routed_experts": Refused("the model routes to no experts"),
-        "routed_experts_start_len": Refused("the model routes to no experts"),
-        "return_cached_tokens_details": Refused("KV has one tier; see usage.prompt_tokens_details"),
+        "return_hidden_states": Refused("use /generate, which returns those of every position"),
+        "return_routed_experts": Refused("/generate reports experts; this does not"),
+        "routed_experts_start_len": Refused("/generate reports experts; this does not"),
+        "return_cached_tokens_details": Refused("see cached_tokens of usage.prompt_tokens_details"),
     }
 )
-NO_EFFECT: Mapping[str, str] = MappingProxyType(
-    {"user": "the server keeps no account of users", "model": "one model is served"}
-)
+NO_EFFECT: Mapping[str, str] = MappingProxyType({"user": "the server keeps no account of users"})
 """Fields that are accepted without effect, and why that drops nothing."""
 
 WIRE_NAMES: Mapping[str, str] = MappingProxyType(
@@ -76,7 +73,22 @@ def run_of(
         namespace=namespace(body.cache_salt, body.extra_key),
         priority=body.priority or 0,
         grammar=grammar,
+        adapter=adapter_of(body.model, bounds.model.name, _shared("lora_path", body.lora_path)),
+        processor=processor_of(
+            _shared("custom_logit_processor", body.custom_logit_processor), body.custom_params
+        ),
     )
+
+
+def _shared(field: str, value: str | list[str] | None) -> str | None:
+    """One text, which all prompts of a request share. Raises InvalidField."""
+    match value:
+        case list():
+            if len(set(value)) > 1:
+                raise InvalidField(field, f"{len(value)} texts", "the same for all prompts")
+            return next(iter(value), None)
+        case _:
+            return value
 
 
 def sampling_of(body: DecodingBody, bounds: Bounds, **more: object) -> SamplingParams:
@@ -100,7 +112,7 @@ def view_of(body: ExtendedBody) -> View:
     return View(skip_special=body.skip_special_tokens, keep_stop=body.no_stop_trim)
 
 
-def grammar_of(body: ExtendedBody, json_schema: str | None = None) -> Grammar | None:
+def grammar_of(body: ExtendedBody, json_schema: str | None = None) -> Shape | None:
     """What the output must look like. Raises UserError where several are asked for."""
     wanted = {
         "response_format": _format(body.response_format),
@@ -138,7 +150,7 @@ def n_answers(body: DecodingBody, bounds: Bounds, n_prompts: int, place: Place) 
             return n
 
 
-def _format(asked: ResponseFormat | None) -> Grammar | None:
+def _format(asked: ResponseFormat | None) -> Shape | None:
     if asked is None:
         return None
     match asked.type:
@@ -150,6 +162,7 @@ def _format(asked: ResponseFormat | None) -> Grammar | None:
             if asked.json_schema is None:
                 raise InvalidField("response_format.json_schema", None, "given for json_schema")
             schema = asked.json_schema.schema_ or {}
-            return JsonSchema("response_format", json.dumps(schema))
+            lenient = not asked.json_schema.strict
+            return JsonSchema("response_format", json.dumps(schema), lenient)
         case "structural_tag":
             return StructuralTag("response_format", asked.model_dump_json(exclude_unset=True))

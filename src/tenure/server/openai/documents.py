@@ -13,8 +13,11 @@ ERRORS: Responses = {
     401: {"model": OpenAIErrorBody, "description": "Missing or wrong API key."},
     404: {"model": OpenAIErrorBody, "description": "No such model, session, turn or response."},
     409: {"model": OpenAIErrorBody, "description": "The session has a turn in flight."},
-    413: {"model": OpenAIErrorBody, "description": "The body is too large."},
-    429: {"model": OpenAIErrorBody, "description": "Overloaded; see Retry-After."},
+    413: {
+        "model": OpenAIErrorBody,
+        "description": "The body, or the turn, is larger than allowed.",
+    },
+    429: {"model": OpenAIErrorBody, "description": "Overloaded, or a limit; see Retry-After."},
     500: {"model": OpenAIErrorBody, "description": "A turn failed, or a mistake of the server."},
     503: {"model": OpenAIErrorBody, "description": "The engine is stopping."},
 }

@@ -17,12 +17,16 @@ TYPES = {
 
 
 class ErrorDetail(BaseModel):
-    """`code` is stable, `message` is for people, `param` names a field."""
+    """`code` is stable, `message` is for people, `param` names a field.
+
+    `retryable` is true while the engine is away: the same request may be sent again.
+    """
 
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    retryable: bool | None = None
 
 
 class OpenAIErrorBody(BaseModel):
@@ -34,12 +38,14 @@ class OpenAIErrorBody(BaseModel):
 def shaped(failure: Failure) -> HttpError:
     """An error of this interface."""
     default = "invalid_request_error" if failure.status < 500 else "server_error"
-    error = {
+    error: dict[str, object] = {
         "message": failure.message,
         "type": TYPES.get(failure.status, default),
         "param": failure.param,
         "code": failure.code,
     }
+    if failure.retryable:
+        error["retryable"] = True
     return HttpError(failure.status, failure.message, {"error": error}, failure.headers)
 
 
@@ -48,4 +54,4 @@ def error_line(error: Exception) -> bytes:
     return line(shaped(failure_of(error)).body)
 
 
-OpenAIRoute = route_class(shaped)
+OpenAIRoute = route_class(lambda error: shaped(failure_of(error)))

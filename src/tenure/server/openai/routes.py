@@ -10,13 +10,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tenure.engine.client import EngineClient
-from tenure.server.chat.bounds import Bounds
+from tenure.core.info import ModelInfo
 from tenure.server.chat.prompter import off_loop
-from tenure.server.chat.refusals import check_model
+from tenure.server.chat.refusals import adapter_of, check_adapter
 from tenure.server.chat.service import ChatService, Job
 from tenure.server.errors import json_response
-from tenure.server.models import model_entry
+from tenure.server.models import adapter_entry, model_entry
 from tenure.server.openai import chat_answer
 from tenure.server.openai.chat_answer import ChatWriter
 from tenure.server.openai.chat_translate import chat_ask
@@ -32,18 +31,16 @@ from tenure.server.respond import (
     session_headers,
     streamed,
 )
+from tenure.server.rooms import Here, Room
 from tenure.server.sse import DONE
 
 Writer = ChatWriter | CompletionWriter
 
 
 class OpenAIRoutes:
-    """Handlers over one service."""
+    """Handlers over the room of whoever asks."""
 
-    def __init__(self, client: EngineClient, service: ChatService, bounds: Bounds) -> None:
-        self._client = client
-        self._service = service
-        self._bounds = bounds
+    def __init__(self) -> None:
         self._started = int(time.time())
 
     def router(self) -> APIRouter:
@@ -62,56 +59,64 @@ class OpenAIRoutes:
         )
         return router
 
-    async def model(self, model_id: str) -> Response:
-        """The served model, by its name."""
-        model = self._client.model
-        check_model(model_id, model.name)
-        shown = model_entry(model, self._started)
-        return json_response(shown)
+    async def model(self, room: Here, model_id: str) -> Response:
+        """The served model or one of its adapters, by its name."""
+        model = room.client.model
+        asked = adapter_of(model_id, model.name)
+        if asked is None:
+            return json_response(model_entry(model, self._started))
+        loaded = {adapter.name: adapter for adapter in await room.client.adapters()}
+        check_adapter(asked, model.name, loaded.values())
+        return json_response(adapter_entry(loaded[asked.name], model, self._started))
 
     async def completions(
-        self, request: Request, body: CompletionBody, x_session_id: SessionHeader = None
+        self, request: Request, room: Here, body: CompletionBody, x_session_id: SessionHeader = None
     ) -> Response:
         """Complete one prompt or a batch."""
-        return await answer(request, self._complete(body, x_session_id))
+        return await answer(request, _complete(room, body, x_session_id))
 
     async def chat_completions(
-        self, request: Request, body: ChatBody, x_session_id: SessionHeader = None
+        self, request: Request, room: Here, body: ChatBody, x_session_id: SessionHeader = None
     ) -> Response:
         """Reply to a conversation, or to what is new in a session's."""
-        return await answer(request, self._chat(body, x_session_id))
+        return await answer(request, _chat(room, body, x_session_id))
 
-    async def _complete(self, body: CompletionBody, session: str | None) -> Response:
-        text = self._client.text
-        answer_id, ask = await off_loop(
-            len(str(body.prompt)), lambda: completion_ask(body, session, self._bounds, text)
-        )
-        job = await self._service.begin_text(ask)
-        writer = CompletionWriter(self._header(answer_id, body), text.tokenizer, body.n, body.echo)
-        return await self._answered(job, writer, body)
 
-    async def _chat(self, body: ChatBody, session: str | None) -> Response:
-        answer_id, ask = chat_ask(body, session, self._bounds)
-        job = await self._service.begin(ask)
-        writer = ChatWriter(self._header(answer_id, body), self._client.text.tokenizer)
-        return await self._answered(job, writer, body)
+async def _complete(room: Room, body: CompletionBody, session: str | None) -> Response:
+    text = room.client.text
+    answer_id, ask = await off_loop(
+        len(str(body.prompt)), lambda: completion_ask(body, session, room.bounds, text)
+    )
+    job = await room.chat.begin_text(ask)
+    header = _header(room.client.model, answer_id, body)
+    writer = CompletionWriter(header, text.tokenizer, body.n, body.echo)
+    return await _answered(room.chat, job, writer, body)
 
-    async def _answered(self, job: Job, writer: Writer, body: ExtendedBody) -> Response:
-        headers = session_headers(job)
-        if not body.stream:
-            return json_bytes(writer.whole(await self._service.finished(job)), headers)
-        options = body.stream_options or StreamOptions()
-        events = writer.events(self._service, job, options)
-        return await streamed(_lines(events), _failed, headers)
 
-    def _header(self, answer_id: str, body: ExtendedBody) -> chat_answer.Header:
-        return chat_answer.Header(
-            id=answer_id,
-            created=int(time.time()),
-            model=self._client.model.name,
-            fingerprint=f"fp_{self._client.model.fingerprint[:16]}",
-            token_ids=body.return_token_ids,
-        )
+async def _chat(room: Room, body: ChatBody, session: str | None) -> Response:
+    answer_id, ask = chat_ask(body, session, room.bounds)
+    job = await room.chat.begin(ask)
+    writer = ChatWriter(_header(room.client.model, answer_id, body), room.client.text.tokenizer)
+    return await _answered(room.chat, job, writer, body)
+
+
+async def _answered(service: ChatService, job: Job, writer: Writer, body: ExtendedBody) -> Response:
+    headers = session_headers(job)
+    if not body.stream:
+        return json_bytes(writer.whole(await service.finished(job)), headers)
+    options = body.stream_options or StreamOptions()
+    events = writer.events(service, job, options)
+    return await streamed(_lines(events), _failed, headers)
+
+
+def _header(model: ModelInfo, answer_id: str, body: ExtendedBody) -> chat_answer.Header:
+    return chat_answer.Header(
+        id=answer_id,
+        created=int(time.time()),
+        model=body.model or model.name,
+        fingerprint=f"fp_{model.fingerprint[:16]}",
+        token_ids=body.return_token_ids,
+    )
 
 
 async def _lines(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

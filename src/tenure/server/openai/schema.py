@@ -48,7 +48,7 @@ class ResponseFormat(Wire):
 class DecodingBody(Wire):
     """What completions and chat completions have in common."""
 
-    model: str | None = about(None, "The served model, or absent.")
+    model: str | None = about(None, "The served model, an adapter, or model:adapter.")
     frequency_penalty: float = about(0.0, "Per earlier use.", minimum=-2, maximum=2)
     presence_penalty: float = about(0.0, "For any earlier use.", minimum=-2, maximum=2)
     logit_bias: dict[str, float] | None = about(None, "Token id to bias, -100..100.")
@@ -84,12 +84,16 @@ class ExtendedBody(DecodingBody):
     extra_key: str | None = about(None, "Keeps cached prompts apart.")
     cache_salt: str | None = about(None, "Keeps cached prompts apart.")
     return_token_ids: bool = about(False, "Add `token_ids` to each choice.")
-    lora_path: str | Texts | None = about(None, "Not supported yet.")
-    custom_logit_processor: str | Texts | None = about(None, "Not supported.")
-    custom_params: Json | None = about(None, "Not supported.")
-    return_hidden_states: bool | Bools | Literal["last"] = about(False, "Not supported yet.")
-    return_routed_experts: bool = about(False, "Not supported by this model.")
-    routed_experts_start_len: int = about(0, "Not supported by this model.")
+    lora_path: str | Texts | None = about(None, "A loaded adapter; model may name it as well.")
+    custom_logit_processor: str | Texts | None = about(
+        None, "An installed processor: its name, or JSON with name and params. Never code."
+    )
+    custom_params: Json | None = about(None, "What the logit processor is told.")
+    return_hidden_states: bool | Bools | Literal["last"] = about(
+        False, "Not supported; use /generate."
+    )
+    return_routed_experts: bool = about(False, "Not supported here; /generate reports them.")
+    routed_experts_start_len: int = about(0, "Not supported here; /generate reports them.")
     return_cached_tokens_details: bool = about(False, "Not supported yet.")
 
 

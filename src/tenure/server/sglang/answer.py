@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 
 from tenure.core.events import (
     Aborted,
     Finish,
+    HiddenStates,
     LengthReached,
+    RoutedExperts,
     Stopped,
     TurnEvent,
     TurnFinished,
@@ -20,6 +24,7 @@ from tenure.core.events import (
 from tenure.core.params import LogprobParams
 from tenure.core.plan import Choice
 from tenure.engine.detokenize import TextOptions, TurnText
+from tenure.engine.stops import ends_of
 from tenure.engine.text import Text
 from tenure.server.sglang.translate import Ask
 
@@ -101,7 +106,9 @@ class TurnAnswer:
         self._ask = ask
         self._tokenizer = text.tokenizer
         options = TextOptions(ask.show.skip_special, ask.show.keep_stop)
-        self._text = TurnText(text.tokenizer, ask.turn.params, options)
+        self._text = TurnText(
+            text.tokenizer, ends_of(ask.turn, text.eos_ids), ask.turn.params, options
+        )
         self._parts = parts
         n_prompt = len(ask.turn.tokens)
         self._usage = Usage(n_prompt, 0, 0, n_prompt, 0)
@@ -188,11 +195,18 @@ class TurnAnswer:
             "weight_version": WEIGHT_VERSION,
             "num_retractions": usage.n_preempted,
         }
+        if usage.n_restored:
+            device = usage.n_cached - usage.n_restored
+            meta["cached_tokens_details"] = {"device": device, "storage": usage.n_restored}
         if self._ended is not None:
             timings = self._ended.timings
             meta["e2e_latency"] = timings.total_s
             meta["queue_time"] = timings.queued_s
             meta["first_token_latency"] = timings.first_token_s
+            if self._ended.hidden is not None:
+                meta["hidden_states"] = hidden_rows(self._ended.hidden)
+            if self._ended.routed is not None:
+                meta.update(routed_experts(self._ended.routed))
         if self._ask.turn.logprobs is not None:
             meta.update((name, self._parts.items(name)) for name in self._lists())
         return meta
@@ -204,6 +218,24 @@ class TurnAnswer:
         if self._ask.turn.logprobs is not None and self._ask.turn.logprobs.ids:
             kinds.append("token_ids_logprobs")
         return [f"{side}_{kind}" for kind in kinds for side in ("input", "output")]
+
+
+def hidden_rows(hidden: HiddenStates) -> list[object]:
+    """The rows of the prompt as one entry, then those of the output one by one."""
+    if not hidden.rows:
+        return []
+    rows = np.frombuffer(hidden.rows, np.float32).reshape(-1, hidden.width).tolist()
+    return [rows[: hidden.n_prompt], *rows[hidden.n_prompt :]]
+
+
+def routed_experts(routed: RoutedExperts) -> Body:
+    """Base64 of little-endian int32, and the shape [tokens, layers, experts a token]."""
+    width = routed.n_layers * routed.n_used
+    return {
+        "routed_experts": base64.b64encode(routed.ids.tobytes()).decode(),
+        "routed_experts_dtype": "int32",
+        "routed_experts_shape": [len(routed.ids) // width, routed.n_layers, routed.n_used],
+    }
 
 
 def finish_reason(finish: Finish) -> Body:

@@ -29,6 +29,9 @@ class TurnMeta(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    cached_tokens_details: dict[str, int] | None = Field(
+        None, description="Cached tokens by tier, where some of their KV was read back from disk."
+    )
     reasoning_tokens: int
     weight_version: str
     num_retractions: int
@@ -41,6 +44,9 @@ class TurnMeta(BaseModel):
     output_top_logprobs: list[list[Triple] | None] | None = None
     input_token_ids_logprobs: list[list[Triple] | None] | None = None
     output_token_ids_logprobs: list[list[Triple] | None] | None = None
+    hidden_states: list[list[list[float]] | list[float]] | None = Field(
+        None, description="In the last answer only: the prompt's states, then each output token's."
+    )
 
 
 class TurnBody(BaseModel):
@@ -59,7 +65,7 @@ GENERATE: Responses = {
     200: {
         "model": TurnBody | list[TurnBody],
         "description": "The answer; a list for a batch or n > 1; events for a stream.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {}},
     },
 }
 OPEN_SESSION: Responses = {200: {"model": str, "description": "The session's id."}}

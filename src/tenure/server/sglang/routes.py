@@ -10,8 +10,9 @@ from fastapi import APIRouter, Body
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tenure.core.errors import TenureError, UnsupportedField, UserError
+from tenure.core.errors import EngineStopped, TenureError, UnsupportedField, UserError
 from tenure.server.errors import from_tenure, internal, json_response
+from tenure.server.rooms import Here
 from tenure.server.sglang import documents
 from tenure.server.sglang.answer import JsonParts, PlainParts
 from tenure.server.sglang.schema import (
@@ -31,10 +32,7 @@ OPEN_DEFAULT = OpenSessionBody()
 
 
 class SglangRoutes:
-    """Handlers over one service."""
-
-    def __init__(self, service: SglangService) -> None:
-        self._service = service
+    """Handlers over the room of whoever asks."""
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["SGLang"])
@@ -55,10 +53,11 @@ class SglangRoutes:
                 )
         return router
 
-    async def generate(self, request: Request, body: GenerateBody) -> Response:
+    async def generate(self, request: Request, room: Here, body: GenerateBody) -> Response:
         """Run one prompt or a batch, inside or outside a session."""
+        service = room.sglang
         try:
-            work = await self._service.prepare(body, JsonParts if body.stream else PlainParts)
+            work = await service.prepare(body, JsonParts if body.stream else PlainParts)
         except UnsupportedField:
             raise
         except UserError as error:
@@ -66,52 +65,55 @@ class SglangRoutes:
                 raise
             return EventStream(error_line(400, error.message), _only_done())
         try:
-            answer = self._streamed(work) if body.stream else self._whole(work)
+            answer = _streamed(service, work) if body.stream else _whole(service, work)
             return await unless_gone(request.receive, answer)
         except ClientGone:
             return Response(status_code=CLIENT_GONE)
 
-    async def open_session(self, body: OptionalOpen = OPEN_DEFAULT) -> Response:
+    async def open_session(self, room: Here, body: OptionalOpen = OPEN_DEFAULT) -> Response:
         """Open a session; answers with its id as a JSON string."""
-        return json_response(await self._service.open_session(body))
+        return json_response(await room.sglang.open_session(body))
 
-    async def close_session(self, body: CloseSessionBody) -> Response:
+    async def close_session(self, room: Here, body: CloseSessionBody) -> Response:
         """Close a session. A turn in flight finishes first; this does not wait for it."""
-        await self._service.close_session(body.session_id)
+        await room.sglang.close_session(body.session_id)
         return Response()
 
-    async def abort_request(self, body: AbortBody) -> Response:
+    async def abort_request(self, room: Here, body: AbortBody) -> Response:
         """Abort one turn, the turns of one request, or all turns; unknown ids are ignored."""
-        await self._service.abort(body)
+        await room.sglang.abort(body)
         return Response()
 
-    async def _whole(self, work: Prepared) -> Response:
-        return json_response(await self._service.whole(work))
 
-    async def _streamed(self, work: Prepared) -> Response:
-        # The first event decides the status: an overload is answered as 503, not inside a stream.
-        lines = self._lines(work)
-        return EventStream(await anext(lines), lines)
-
-    async def _lines(self, work: Prepared) -> AsyncGenerator[bytes]:
-        sent = False
-        try:
-            async with aclosing(self._service.stream(work)) as bodies:
-                async for body in bodies:
-                    yield line(body)
-                    sent = True
-        except Exception as error:
-            if not sent:
-                raise
-            yield error_line(*_status_and_message(error))
-        yield DONE
+async def _whole(service: SglangService, work: Prepared) -> Response:
+    return json_response(await service.whole(work))
 
 
-def error_line(status: int, message: str) -> bytes:
-    """An error inside a stream."""
+async def _streamed(service: SglangService, work: Prepared) -> Response:
+    # The first event decides the status: an overload is answered as 503, not inside a stream.
+    lines = _lines(service, work)
+    return EventStream(await anext(lines), lines)
+
+
+async def _lines(service: SglangService, work: Prepared) -> AsyncGenerator[bytes]:
+    sent = False
+    try:
+        async with aclosing(service.stream(work)) as bodies:
+            async for body in bodies:
+                yield line(body)
+                sent = True
+    except Exception as error:
+        if not sent:
+            raise
+        yield error_line(*_told(error))
+    yield DONE
+
+
+def error_line(status: int, message: str, kind: str | None = None) -> bytes:
+    """An error inside a stream; `kind` is its type where that says more than the status."""
     error = {
         "message": message,
-        "type": "invalid_request_error" if status < 500 else "server_error",
+        "type": kind or ("invalid_request_error" if status < 500 else "server_error"),
         "code": status,
         "retryable": status == 503,
     }
@@ -122,6 +124,12 @@ async def _only_done() -> AsyncGenerator[bytes]:
     yield DONE
 
 
-def _status_and_message(error: Exception) -> tuple[int, str]:
-    answer = from_tenure(error) if isinstance(error, TenureError) else internal(error)
-    return answer.status, answer.message
+def _told(error: Exception) -> tuple[int, str, str | None]:
+    match error:
+        case EngineStopped():
+            return 503, error.message, error.code
+        case TenureError():
+            answer = from_tenure(error)
+        case _:
+            answer = internal(error)
+    return answer.status, answer.message, None

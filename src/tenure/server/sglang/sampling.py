@@ -6,36 +6,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-from tenure.core.errors import InvalidField, UnsupportedField
+from tenure.core.errors import InvalidField, UserError
+from tenure.core.grammar import GrammarSpec
 from tenure.core.params import SEED_MAX, LogprobParams, SamplingParams
 from tenure.engine.text import Text
+from tenure.server.chat.grammar import (
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    Shape,
+    StructuralTag,
+)
+from tenure.server.chat.structure import grammar_spec
 from tenure.server.limits import Limits
 from tenure.server.sglang.schema import GenerateBody, SamplingBody
 from tenure.server.wire import check_ids, texts_of, token_biases
 
 T = TypeVar("T")
 
-STRUCTURED = ("json_schema", "regex", "ebnf", "structural_tag")
+ANY = "$$ANY$$"
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What a request's values are held against: the model, and the server's own limits.
 
-    `max_tokens` is the model's context.
+    `max_tokens` is the model's context; `has_experts` says that it sends tokens to some.
     """
 
     text: Text
     n_vocab: int
     max_tokens: int
     limits: Limits
+    has_experts: bool = False
 
 
 def sampling_params(body: SamplingBody, bounds: Bounds) -> SamplingParams:
-    """Raises InvalidField and UnsupportedField."""
-    for name in STRUCTURED:
-        if name in body.model_fields_set:
-            raise UnsupportedField(name, "structured output is not built yet; leave it out")
+    """Raises InvalidField."""
     limits = bounds.limits
     return SamplingParams(
         max_new_tokens=body.max_new_tokens,
@@ -54,6 +62,39 @@ def sampling_params(body: SamplingBody, bounds: Bounds) -> SamplingParams:
         logit_bias=token_biases("logit_bias", body.logit_bias or {}, bounds.n_vocab),
         seed=body.sampling_seed,
     )
+
+
+def grammar_of(body: SamplingBody, bounds: Bounds) -> GrammarSpec | None:
+    """The grammar of `shape_of`, and how much of it the prompt has. Raises UserError."""
+    shape = shape_of(body)
+    if shape is None:
+        if body.grammar_begun:
+            raise InvalidField("grammar_begun", body.grammar_begun, "absent without a grammar")
+        return None
+    return replace(grammar_spec(shape, bounds.text.tokenizer), n_begun=body.grammar_begun)
+
+
+def shape_of(body: SamplingBody) -> Shape | None:
+    """What the output must look like. Raises UserError where several are asked for."""
+    wanted: dict[str, Shape | None] = {
+        "json_schema": None if body.json_schema is None else _schema(body.json_schema),
+        "regex": None if body.regex is None else Regex("regex", body.regex),
+        "ebnf": None if body.ebnf is None else Ebnf("ebnf", body.ebnf),
+        "structural_tag": (
+            None
+            if body.structural_tag is None
+            else StructuralTag("structural_tag", body.structural_tag)
+        ),
+    }
+    given = {field: grammar for field, grammar in wanted.items() if grammar is not None}
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} cannot all be set; give one of them.")
+    return next(iter(given.values()), None)
+
+
+def _schema(text: str) -> Shape:
+    """`$$ANY$$` stands for any object."""
+    return JsonObject("json_schema") if text == ANY else JsonSchema("json_schema", text)
 
 
 def n_answers(body: SamplingBody, bounds: Bounds) -> int:

@@ -32,11 +32,15 @@ class SamplingBody(Wire):
     spaces_between_special_tokens: bool = about(True, "Accepted; no tokenizer here adds any.")
     no_stop_trim: bool = about(False, "Keep what stopped the turn in the text.")
     logit_bias: dict[str, float] | None = about(None, "Token id to bias, -100..100.")
+    custom_params: dict[str, Any] | None = about(None, "What the logit processor is told.")
     sampling_seed: int | None = about(None, "Same seed, same tokens.", minimum=0)
-    json_schema: str | None = about(None, "Not supported yet.")
-    regex: str | None = about(None, "Not supported yet.")
-    ebnf: str | None = about(None, "Not supported yet.")
-    structural_tag: str | None = about(None, "Not supported yet.")
+    json_schema: str | None = about(None, "Schema of the output, as JSON text.")
+    regex: str | None = about(None, "Pattern of the whole output.")
+    ebnf: str | None = about(None, "Grammar of the output: Lark's syntax, or GBNF.")
+    structural_tag: str | None = about(None, "Free text with constrained spans, as JSON text.")
+    grammar_begun: int = about(
+        0, "So many tokens at the prompt's end are the beginning of the structure.", minimum=0
+    )
 
 
 class SessionBody(Wire):
@@ -75,12 +79,16 @@ class GenerateBody(Wire):
     extra_key: str | None = about(None, "Keeps cached prompts apart.")
     cache_salt: str | None = about(None, "Keeps cached prompts apart.")
     routing_key: str | None = about(None, "Accepted; there is one replica.")
-    lora_path: str | Texts | None = about(None, "Not supported yet.")
-    custom_logit_processor: str | Texts | None = about(None, "Not supported.")
+    lora_path: str | list[str | None] | None = about(
+        None, "A loaded adapter by name, or a list with one (or null) for each prompt."
+    )
+    custom_logit_processor: str | list[str | None] | None = about(
+        None, "An installed processor: its name, or JSON with name and params. Never code."
+    )
     image_data: Any = about(None, "Not supported by this model.")
-    return_hidden_states: bool | Bools = about(False, "Not supported yet.")
-    return_routed_experts: bool = about(False, "Not supported by this model.")
-    routed_experts_start_len: int = about(0, "Not supported by this model.")
+    return_hidden_states: bool | Bools = about(False, "Add `hidden_states` of the whole context.")
+    return_routed_experts: bool = about(False, "Report each token's experts.")
+    routed_experts_start_len: int = about(0, "First position that is reported.", minimum=0)
     require_reasoning: bool = about(False, "Not supported yet.")
 
 

@@ -74,7 +74,9 @@ class SglangService:
         """
         text = self._client.text
         model = self._client.model
-        bounds = Bounds(text, model.n_vocab, model.context_len, self._limits)
+        bounds = Bounds(
+            text, model.n_vocab, model.context_len, self._limits, model.n_experts_used > 0
+        )
         texts = [body.text] if isinstance(body.text, str) else body.text or []
         if sum(map(len, texts)) > LONG_TEXT_CHARS:
             asked = await asyncio.to_thread(generation, body, bounds)
@@ -174,7 +176,7 @@ async def _events(client: EngineClient, turn: TurnRequest) -> AsyncGenerator[Tur
                 started = True
                 yield event
     except UserError as error:
-        yield Aborted(error.message, 400, error.code)
+        yield Aborted(error.message, from_tenure(error).status, error.code)
     except TenureError as error:
         if not started:
             raise

@@ -12,8 +12,10 @@ from tenure.core.errors import InvalidField, UnsupportedField, UserError
 from tenure.core.params import LogprobParams
 from tenure.core.tokens import Tokens, tokens
 from tenure.core.turns import OpenSession, SessionRef, TurnRequest
+from tenure.server.processors import processor_of
 from tenure.server.sglang.sampling import (
     Bounds,
+    grammar_of,
     logprob_params,
     n_answers,
     nth_sample,
@@ -29,12 +31,7 @@ from tenure.server.sglang.schema import (
 from tenure.server.wire import check_ids
 
 UNSUPPORTED = {
-    "lora_path": "adapters are not built yet; leave it out",
-    "custom_logit_processor": "code from a request is never run; use logit_bias",
     "image_data": "the model takes text only",
-    "return_hidden_states": "hidden states do not leave the engine",
-    "return_routed_experts": "the model routes to no experts",
-    "routed_experts_start_len": "the model routes to no experts",
     "require_reasoning": "reasoning is not told apart yet",
 }
 SALT_MAX_CHARS = 1024
@@ -79,6 +76,9 @@ class _Prompt:
     body: SamplingBody
     ids: list[str]
     logprobs: LogprobParams | None
+    adapter: str | None
+    processor: str | None
+    hidden: bool
 
 
 def generation(body: GenerateBody, bounds: Bounds) -> Generation:
@@ -96,7 +96,16 @@ def generation(body: GenerateBody, bounds: Bounds) -> Generation:
     many = batched or sum(counts) > 1
     ids = _turn_ids(body.rid, counts, many)
     logprobs = logprob_params(body, n_prompts, bounds)
-    rows = map(_Prompt, prompts, samplings, ids, logprobs)
+    rows = map(
+        _Prompt,
+        prompts,
+        samplings,
+        ids,
+        logprobs,
+        per_prompt("lora_path", body.lora_path, n_prompts),
+        per_prompt("custom_logit_processor", body.custom_logit_processor, n_prompts),
+        per_prompt("return_hidden_states", body.return_hidden_states, n_prompts),
+    )
     asks = tuple(ask for row in rows for ask in _asks(body, row, session, bounds))
     return Generation(asks, many, body.rid if many and isinstance(body.rid, str) else None)
 
@@ -137,6 +146,8 @@ def _asks(
     body: GenerateBody, prompt: _Prompt, session: SessionRef | None, bounds: Bounds
 ) -> list[Ask]:
     params = sampling_params(prompt.body, bounds)
+    processor = processor_of(prompt.processor, prompt.body.custom_params)
+    grammar = grammar_of(prompt.body, bounds)
     show = Show(
         skip_special=prompt.body.skip_special_tokens,
         keep_stop=prompt.body.no_stop_trim,
@@ -154,14 +165,39 @@ def _asks(
                 session=session,
                 tag=body.session_id,
                 logprobs=prompt.logprobs,
+                grammar=grammar,
                 namespace=namespace(body.cache_salt, body.extra_key),
                 priority=body.priority or 0,
                 echo_prompt=show.prompt_ids or from_start,
+                adapter=prompt.adapter or None,
+                processor=processor,
+                hidden=prompt.hidden,
+                routed_start=_routed_start(body, bounds),
             ),
             show,
         )
         for nth, turn_id in enumerate(prompt.ids)
     ]
+
+
+def _routed_start(body: GenerateBody, bounds: Bounds) -> int | None:
+    """The engine holds it against the whole prompt's length."""
+    asked = {
+        "return_routed_experts": body.return_routed_experts,
+        "routed_experts_start_len": body.routed_experts_start_len,
+    }
+    for field, value in asked.items():
+        if value and not bounds.has_experts:
+            raise UnsupportedField(field, "the model routes to no experts")
+    if body.return_routed_experts:
+        return body.routed_experts_start_len
+    if body.routed_experts_start_len:
+        raise InvalidField(
+            "routed_experts_start_len",
+            body.routed_experts_start_len,
+            "0 unless return_routed_experts is true",
+        )
+    return None
 
 
 def _session(body: GenerateBody) -> SessionRef | None:

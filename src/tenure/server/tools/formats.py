@@ -14,7 +14,8 @@ class CallFormat:
 
     One of `starts` begins calls, and `end`, if any, closes them. `bare`: a reply that begins with
     JSON is a call without a mark. `named`: the tool's name stands before an object that holds the
-    arguments alone. `id_chars` is the length of call ids, which some templates check.
+    arguments alone. `id_chars` is the length of call ids, which some templates check. Models are
+    held to write the key `arguments`, and with `listed`, calls in one array behind the first mark.
     """
 
     starts: tuple[str, ...] = ()
@@ -22,6 +23,8 @@ class CallFormat:
     bare: bool = False
     named: bool = False
     id_chars: int = 24
+    arguments: str = "arguments"
+    listed: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -32,9 +35,9 @@ class CallFormat:
 
 
 HERMES = CallFormat(starts=("<tool_call>",), end="</tool_call>")
-LLAMA3 = CallFormat(starts=("<|python_tag|>",), bare=True)
-MISTRAL = CallFormat(starts=("[TOOL_CALLS]",), named=True, id_chars=9)
-GRANITE = CallFormat(starts=("<|tool_call|>", "<tool_call>"), end="</tool_call>")
+LLAMA3 = CallFormat(starts=("<|python_tag|>",), bare=True, arguments="parameters")
+MISTRAL = CallFormat(starts=("[TOOL_CALLS]",), named=True, id_chars=9, listed=True)
+GRANITE = CallFormat(starts=("<|tool_call|>", "<tool_call>"), end="</tool_call>", listed=True)
 JSON = CallFormat(bare=True)
 
 FORMATS = MappingProxyType(

@@ -23,13 +23,13 @@ from tenure.model.chat_template import Message
 from tenure.server.chat.ask import Alone, ChatAsk, InSession, Place, Talk
 from tenure.server.chat.bounds import Bounds
 from tenure.server.chat.places import place_of
-from tenure.server.chat.refusals import check_model, refuse
+from tenure.server.chat.refusals import adapter_of, refuse
 from tenure.server.chat.seats import CannotContinue
 from tenure.server.chat.service import ChatService, Job
 from tenure.server.openai.responses import body as bodies
 from tenure.server.openai.responses import translate
 from tenure.server.openai.responses.body import Body
-from tenure.server.openai.responses.items import Item, kept, messages_of, new_id
+from tenure.server.openai.responses.items import Item, is_reference, kept, messages_of, new_id
 from tenure.server.openai.responses.past import (
     Past,
     after_conversation,
@@ -78,11 +78,11 @@ class Beginner:
 
         Raises UserError, and what the engine refuses a place in a session with.
         """
-        check_model(asked.model, self._bounds.model.name)
+        await self._chat.check_adapter(adapter_of(asked.model, self._bounds.model.name))
         refuse(asked, translate.REFUSED)
         place = place_of(asked.session_params, asked.session_id, header)
         _check(asked, place)
-        past = self._past(asked)
+        past = await self._past(asked)
         hold = ExitStack()
         try:
             if past.conversation is not None:
@@ -92,15 +92,15 @@ class Beginner:
             hold.close()
             raise
 
-    def _past(self, asked: ResponseBody) -> Past:
+    async def _past(self, asked: ResponseBody) -> Past:
         if asked.conversation_id is not None:
-            return after_conversation(self._store, asked.conversation_id)
+            return await after_conversation(self._store, asked.conversation_id)
         if asked.previous_response_id is not None:
-            return after_response(self._store, asked.previous_response_id)
+            return await after_response(self._store, asked.previous_response_id)
         return Past()
 
     async def _begun(self, asked: ResponseBody, past: Past, place: Place, hold: ExitStack) -> Begun:
-        given = kept_items(asked.input, "input", past)
+        given = await kept_items(asked.input, "input", past)
         if not given and not past.pending:
             raise InvalidField("input", asked.input, "text or at least one item")
         response_id = new_id("resp")
@@ -108,7 +108,7 @@ class Beginner:
         run, view = translate.run_of(asked, self._bounds), translate.view_of(asked)
         ask = ChatAsk(talk, place, run, view, (response_id,))
         job = await self._job(ask, asked, past, given)
-        model = self._bounds.model.name
+        model = asked.model or self._bounds.model.name
         body = bodies.begun(asked, response_id, int(time.time()), model, past)
         new = (*past.pending, *given)
         return Begun(response_id, body, asked, past, new, place == Alone(), job, hold)
@@ -126,7 +126,7 @@ class Beginner:
             at = InSession(SessionRef(past.session, past.turn))
             with suppress(SessionNotFound, SessionExpired, UnknownTurn, CannotContinue):
                 return await self._chat.begin(_saying(ask, messages, at))
-        messages = past.rendered(given, asked.instructions)
+        messages = await past.rendered(given, asked.instructions)
         if not asked.store:
             return await self._chat.begin(_saying(ask, messages, ask.place))
         return await self._begun_in(past.session or ask.ids[0], _saying(ask, messages, ask.place))
@@ -156,8 +156,10 @@ class Beginner:
             self._busy.discard(conversation)
 
 
-def kept_items(given: str | Sequence[ItemBody] | None, path: str, past: Past) -> tuple[Item, ...]:
-    """Items of a request as they are kept; text is what a user says.
+async def kept_items(
+    given: str | Sequence[ItemBody] | None, path: str, past: Past
+) -> tuple[Item, ...]:
+    """Items of a request as they are kept; text is what a user says. References lead to the past.
 
     Raises InvalidField, UnsupportedField.
     """
@@ -174,7 +176,9 @@ def kept_items(given: str | Sequence[ItemBody] | None, path: str, past: Past) ->
             }
             return (message,)
         case items:
-            return tuple(kept(item, f"{path}[{i}]", past.find) for i, item in enumerate(items))
+            before = await past.items() if any(map(is_reference, items)) else ()
+            known = {item.get("id"): item for item in reversed(before or ())}
+            return tuple(kept(item, f"{path}[{i}]", known.get) for i, item in enumerate(items))
 
 
 def _check(asked: ResponseBody, place: Place) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenure.core.events import Aborted, Finish, LengthReached, Stopped
+from tenure.server.chat.failures import Failure
 from tenure.server.chat.output import Output
 from tenure.server.openai.responses.items import Item
 from tenure.server.openai.responses.past import Past
@@ -68,9 +69,12 @@ def ended(begun: Body, output: Output, items: tuple[Item, ...], completed_at: in
     }
 
 
-def failed(begun: Body, message: str) -> Body:
+def failed(begun: Body, failure: Failure) -> Body:
     """The response whose turn failed."""
-    return {**begun, "status": "failed", "error": {"code": "server_error", "message": message}}
+    error: dict[str, object] = {"code": "server_error", "message": failure.message}
+    if failure.retryable:
+        error |= {"code": failure.code, "retryable": True}
+    return {**begun, "status": "failed", "error": error}
 
 
 def _status(finish: Finish) -> tuple[str, dict[str, str] | None]:

@@ -10,9 +10,8 @@ from tenure.core.errors import InvalidField
 from tenure.server.chat.refusals import NotFound
 from tenure.server.openai.responses.beginning import kept_items
 from tenure.server.openai.responses.items import Item, new_id
-from tenure.server.openai.responses.past import Past, find_conversation
+from tenure.server.openai.responses.past import Past, after_conversation, find_conversation
 from tenure.server.openai.responses.schema import ConversationBody, ItemBody
-from tenure.server.openai.responses.service import ResponsesService
 from tenure.server.openai.responses.store import ResponseStore, StoredConversation
 
 MAX_ITEMS = 20
@@ -23,63 +22,63 @@ MAX_METADATA = 16
 class ConversationsService:
     """The verbs of the interface; every one but `create` raises NotFound for an unknown id."""
 
-    def __init__(self, store: ResponseStore, responses: ResponsesService) -> None:
+    def __init__(self, store: ResponseStore) -> None:
         self._store = store
-        self._responses = responses
 
-    def create(self, body: ConversationBody) -> dict[str, object]:
+    async def create(self, body: ConversationBody) -> dict[str, object]:
         """Raises InvalidField, UnsupportedField."""
-        items = _checked(body.items or (), Past())
+        items = await _checked(body.items or (), Past())
         metadata = check_metadata(body.metadata or {})
         fresh = StoredConversation(new_id("conv"), int(time.time()), metadata)
         made = fresh.extended(items)
-        self._put(made)
+        await self._store.put_conversation(made)
         return shown(made)
 
-    def get(self, conversation_id: str) -> dict[str, object]:
-        return shown(self._find(conversation_id))
+    async def get(self, conversation_id: str) -> dict[str, object]:
+        return shown(await self._find(conversation_id))
 
-    def update(self, conversation_id: str, metadata: Mapping[str, str]) -> dict[str, object]:
+    async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> dict[str, object]:
         """Raises InvalidField."""
-        changed = replace(self._find(conversation_id), metadata=check_metadata(metadata))
-        self._put(changed)
+        checked = check_metadata(metadata)
+        async with self._store.editing:
+            changed = replace(await self._find(conversation_id), metadata=checked)
+            await self._store.put_conversation(changed)
         return shown(changed)
 
-    def delete(self, conversation_id: str) -> dict[str, object]:
-        self._find(conversation_id)
-        self._responses.close(self._store.remove_conversation(conversation_id))
+    async def delete(self, conversation_id: str) -> dict[str, object]:
+        async with self._store.editing:
+            await self._find(conversation_id)
+            await self._store.remove_conversation(conversation_id)
         return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
-    def items(self, conversation_id: str) -> tuple[Item, ...]:
+    async def items(self, conversation_id: str) -> tuple[Item, ...]:
         """All of them, in order of arrival."""
-        return self._find(conversation_id).items
+        return (await self._find(conversation_id)).items
 
-    def add(self, conversation_id: str, given: Sequence[ItemBody]) -> tuple[Item, ...]:
+    async def add(self, conversation_id: str, given: Sequence[ItemBody]) -> tuple[Item, ...]:
         """Add items at the end. Raises InvalidField, UnsupportedField."""
-        found = self._find(conversation_id)
-        items = _checked(given, Past(items=lambda: found.items))
-        self._put(found.extended(items))
+        async with self._store.editing:
+            past = await after_conversation(self._store, conversation_id, None)
+            assert past.conversation is not None
+            items = await _checked(given, past)
+            await self._store.put_conversation(past.conversation.extended(items))
         return items
 
-    def item(self, conversation_id: str, item_id: str) -> Item:
+    async def item(self, conversation_id: str, item_id: str) -> Item:
         """Raises NotFound."""
-        for item in self._find(conversation_id).items:
-            if item["id"] == item_id:
-                return item
-        raise NotFound(f"Item {item_id[:80]!r} was not found.", None, "item_not_found")
+        return _item(await self._find(conversation_id), item_id)
 
-    def remove(self, conversation_id: str, item_id: str) -> dict[str, object]:
+    async def remove(self, conversation_id: str, item_id: str) -> dict[str, object]:
         """Raises NotFound."""
-        self.item(conversation_id, item_id)
-        changed = self._find(conversation_id).without(item_id)
-        self._put(changed)
+        async with self._store.editing:
+            found = await self._find(conversation_id)
+            _item(found, item_id)
+            changed = found.without(item_id)
+            await self._store.put_conversation(changed)
         return shown(changed)
 
-    def _find(self, conversation_id: str) -> StoredConversation:
-        return find_conversation(self._store, conversation_id, None)
-
-    def _put(self, conversation: StoredConversation) -> None:
-        self._responses.close(self._store.put_conversation(conversation))
+    async def _find(self, conversation_id: str) -> StoredConversation:
+        return await find_conversation(self._store, conversation_id, None)
 
 
 def shown(conversation: StoredConversation) -> dict[str, object]:
@@ -99,7 +98,15 @@ def check_metadata(metadata: Mapping[str, str]) -> Mapping[str, str]:
     return metadata
 
 
-def _checked(given: Sequence[ItemBody], past: Past) -> tuple[Item, ...]:
+async def _checked(given: Sequence[ItemBody], past: Past) -> tuple[Item, ...]:
     if len(given) > MAX_ITEMS:
         raise InvalidField("items", f"{len(given)} items", f"at most {MAX_ITEMS}")
-    return kept_items(given, "items", past)
+    return await kept_items(given, "items", past)
+
+
+def _item(conversation: StoredConversation, item_id: str) -> Item:
+    """Raises NotFound."""
+    for item in conversation.items:
+        if item["id"] == item_id:
+            return item
+    raise NotFound(f"Item {item_id[:80]!r} was not found.", None, "item_not_found")

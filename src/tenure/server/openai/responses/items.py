@@ -43,6 +43,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid4().hex}"
 
 
+def is_reference(item: ItemBody) -> bool:
+    """Whether it only names an item."""
+    match item:
+        case ItemReference():
+            return True
+        case _:
+            return False
+
+
 def kept(item: ItemBody, path: str, find: Callable[[str], Item | None]) -> Item:
     """An item that a client gave, as it is kept; `find` resolves a reference.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from tenure.core.errors import UserError
@@ -14,6 +14,10 @@ from tenure.server.openai.responses.store import (
     StoredConversation,
     StoredResponse,
 )
+
+
+async def _nothing() -> tuple[Item, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +33,16 @@ class Past:
     session: str | None = None
     turn: str | None = None
     pending: tuple[Item, ...] = ()
-    items: Callable[[], tuple[Item, ...] | None] = tuple
+    items: Callable[[], Awaitable[tuple[Item, ...] | None]] = _nothing
     instructions: str | None = None
     previous: str | None = None
     conversation: StoredConversation | None = None
 
-    def find(self, item_id: str) -> Item | None:
-        """An earlier item by its id."""
-        return next((item for item in self.items() or () if item.get("id") == item_id), None)
-
-    def rendered(self, new: tuple[Item, ...], instructions: str | None) -> tuple[Message, ...]:
+    async def rendered(
+        self, new: tuple[Item, ...], instructions: str | None
+    ) -> tuple[Message, ...]:
         """The whole conversation with `new`. Raises UserError where a part of it is unknown."""
-        before = self.items()
+        before = await self.items()
         if before is None:
             raise UserError(
                 "The conversation before previous_response_id is not known any more, and its turn "
@@ -49,9 +51,9 @@ class Past:
         return with_instructions(messages_of([*before, *new]), instructions)
 
 
-def after_response(store: ResponseStore, response_id: str) -> Past:
+async def after_response(store: ResponseStore, response_id: str) -> Past:
     """Raises NotFound, UserError where there is nothing to go on from."""
-    found = find_response(store, response_id, "previous_response_id")
+    found = await find_response(store, response_id, "previous_response_id")
     if found.session is None and found.body["status"] not in ("completed", "incomplete"):
         raise UserError(
             f"The response {response_id[:80]} is {found.body['status']}; go on from another one."
@@ -65,34 +67,42 @@ def after_response(store: ResponseStore, response_id: str) -> Past:
     )
 
 
-def after_conversation(store: ResponseStore, conversation_id: str) -> Past:
+async def after_conversation(
+    store: ResponseStore, conversation_id: str, param: str | None = "conversation"
+) -> Past:
     """Raises NotFound."""
-    found = find_conversation(store, conversation_id, "conversation")
+    found = await find_conversation(store, conversation_id, param)
+
+    async def items() -> tuple[Item, ...]:
+        return found.items
+
     return Past(
         session=found.id,
         turn=found.tip,
         pending=found.items[found.n_held :],
-        items=lambda: found.items,
+        items=items,
         instructions=found.instructions,
         previous=found.tip,
         conversation=found,
     )
 
 
-def find_response(store: ResponseStore, response_id: str, param: str | None) -> StoredResponse:
+async def find_response(
+    store: ResponseStore, response_id: str, param: str | None
+) -> StoredResponse:
     """Raises NotFound."""
-    found = store.response(response_id)
+    found = await store.response(response_id)
     if found is None:
         message = f"Response {response_id[:80]!r} was not found."
         raise NotFound(message, param, "response_not_found")
     return found
 
 
-def find_conversation(
+async def find_conversation(
     store: ResponseStore, conversation_id: str, param: str | None
 ) -> StoredConversation:
     """Raises NotFound."""
-    found = store.conversation(conversation_id)
+    found = await store.conversation(conversation_id)
     if found is None:
         message = f"Conversation {conversation_id[:80]!r} was not found."
         raise NotFound(message, param, "conversation_not_found")
@@ -112,7 +122,7 @@ def with_instructions(messages: Iterable[Message], instructions: str | None) -> 
             return ({"role": "system", "content": instructions}, *said)
 
 
-def _items_up_to(store: ResponseStore, last: StoredResponse) -> tuple[Item, ...] | None:
+async def _items_up_to(store: ResponseStore, last: StoredResponse) -> tuple[Item, ...] | None:
     """Every item up to and with a response; None where a response before it is gone."""
     parts: list[tuple[Item, ...]] = []
     at: StoredResponse | None = last
@@ -122,5 +132,5 @@ def _items_up_to(store: ResponseStore, last: StoredResponse) -> tuple[Item, ...]
         parts += [at.output, at.input]
         if at.previous is None:
             return tuple(item for part in reversed(parts) for item in part)
-        at = store.response(at.previous)
+        at = await store.response(at.previous)
     return None

@@ -15,7 +15,6 @@ from tenure.core.errors import UnsupportedField
 from tenure.server.errors import json_response
 from tenure.server.openai.documents import answers
 from tenure.server.openai.errors import OpenAIRoute
-from tenure.server.openai.responses.conversations import ConversationsService
 from tenure.server.openai.responses.listing import PageQuery, page_of
 from tenure.server.openai.responses.output import DeltaEvent, Event
 from tenure.server.openai.responses.schema import (
@@ -26,6 +25,7 @@ from tenure.server.openai.responses.schema import (
 )
 from tenure.server.openai.responses.service import ResponsesService, Running
 from tenure.server.respond import SessionHeader, answer, session_headers, streamed
+from tenure.server.rooms import Here, Room
 
 encode = msgspec.json.Encoder().encode
 Include = Annotated[list[str] | None, Query(description="Not supported.")]
@@ -33,11 +33,7 @@ Stream = Annotated[bool, Query(description="Not supported.")]
 
 
 class ResponsesRoutes:
-    """Handlers over the two services."""
-
-    def __init__(self, responses: ResponsesService, conversations: ConversationsService) -> None:
-        self._responses = responses
-        self._conversations = conversations
+    """Handlers over the room of whoever asks."""
 
     def router(self) -> APIRouter:
         router = APIRouter(
@@ -71,13 +67,14 @@ class ResponsesRoutes:
     # -- responses
 
     async def create(
-        self, request: Request, body: ResponseBody, x_session_id: SessionHeader = None
+        self, request: Request, room: Here, body: ResponseBody, x_session_id: SessionHeader = None
     ) -> Response:
         """Answer to input, going on from any earlier response or from a conversation."""
-        return await answer(request, self._create(body, x_session_id))
+        return await answer(request, _create(room, body, x_session_id))
 
     async def get(
         self,
+        room: Here,
         response_id: str,
         include: Include = None,
         stream: Stream = False,
@@ -89,73 +86,51 @@ class ResponsesRoutes:
             raise UnsupportedField("include", "a response is kept as it was answered")
         if stream or starting_after is not None:
             raise UnsupportedField("stream", "events are not kept; ask for the response itself")
-        return json_response(self._responses.get(response_id))
+        return json_response(await room.responses.get(response_id))
 
-    async def delete(self, response_id: str) -> Response:
+    async def delete(self, room: Here, response_id: str) -> Response:
         """Forget a response; its session is closed with the last one in it."""
-        await self._responses.delete(response_id)
+        await room.responses.delete(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    async def cancel(self, response_id: str) -> Response:
+    async def cancel(self, room: Here, response_id: str) -> Response:
         """End a response that is on its way."""
-        return json_response(await self._responses.cancel(response_id))
+        return json_response(await room.responses.cancel(response_id))
 
-    async def input_items(self, response_id: str, page: PageQuery) -> Response:
+    async def input_items(self, room: Here, response_id: str, page: PageQuery) -> Response:
         """What was new in the response's turn."""
-        return json_response(page_of(self._responses.input_items(response_id), page))
-
-    async def _create(self, body: ResponseBody, session: str | None) -> Response:
-        running = await self._responses.begin(body, session)
-        headers = session_headers(running.begun.job)
-        if body.background:
-            return json_response(self._responses.in_background(running), 200, headers)
-        if not body.stream:
-            return json_response(await self._responses.whole(running), 200, headers)
-
-        def failed(_: Exception) -> bytes:
-            return _line(running.items.event("response.failed", {"response": running.body}))
-
-        return await streamed(self._lines(running), failed, headers)
-
-    async def _lines(self, running: Running) -> AsyncGenerator[bytes]:
-        """The events as lines. The first two go with the third, whose coming decides the status."""
-        waiting, n_events = b"", 0
-        async with aclosing(self._responses.events(running)) as events:
-            async for event in events:
-                waiting += _line(event)
-                n_events += 1
-                if n_events > 2:
-                    yield waiting
-                    waiting = b""
+        return json_response(page_of(await room.responses.input_items(response_id), page))
 
     # -- conversations
 
-    async def create_conversation(self, body: ConversationBody) -> Response:
+    async def create_conversation(self, room: Here, body: ConversationBody) -> Response:
         """Begin a conversation."""
-        return json_response(self._conversations.create(body))
+        return json_response(await room.conversations.create(body))
 
-    async def get_conversation(self, conversation_id: str) -> Response:
+    async def get_conversation(self, room: Here, conversation_id: str) -> Response:
         """A conversation without its items."""
-        return json_response(self._conversations.get(conversation_id))
+        return json_response(await room.conversations.get(conversation_id))
 
-    async def update_conversation(self, conversation_id: str, body: MetadataBody) -> Response:
+    async def update_conversation(
+        self, room: Here, conversation_id: str, body: MetadataBody
+    ) -> Response:
         """Change a conversation's metadata."""
-        return json_response(self._conversations.update(conversation_id, body.metadata))
+        return json_response(await room.conversations.update(conversation_id, body.metadata))
 
-    async def delete_conversation(self, conversation_id: str) -> Response:
+    async def delete_conversation(self, room: Here, conversation_id: str) -> Response:
         """Forget a conversation; stored responses of it stay."""
-        return json_response(self._conversations.delete(conversation_id))
+        return json_response(await room.conversations.delete(conversation_id))
 
-    async def list_items(self, conversation_id: str, page: PageQuery) -> Response:
+    async def list_items(self, room: Here, conversation_id: str, page: PageQuery) -> Response:
         """The items of a conversation."""
-        return json_response(page_of(self._conversations.items(conversation_id), page))
+        return json_response(page_of(await room.conversations.items(conversation_id), page))
 
     async def add_items(
-        self, conversation_id: str, body: ItemsBody, include: Include = None
+        self, room: Here, conversation_id: str, body: ItemsBody, include: Include = None
     ) -> Response:
         """Add items to a conversation; the next response reads them."""
         _nothing_more(include)
-        added = self._conversations.add(conversation_id, body.items)
+        added = await room.conversations.add(conversation_id, body.items)
         ids = [item["id"] for item in added]
         return json_response(
             {
@@ -168,15 +143,41 @@ class ResponsesRoutes:
         )
 
     async def get_item(
-        self, conversation_id: str, item_id: str, include: Include = None
+        self, room: Here, conversation_id: str, item_id: str, include: Include = None
     ) -> Response:
         """One item."""
         _nothing_more(include)
-        return json_response(self._conversations.item(conversation_id, item_id))
+        return json_response(await room.conversations.item(conversation_id, item_id))
 
-    async def delete_item(self, conversation_id: str, item_id: str) -> Response:
+    async def delete_item(self, room: Here, conversation_id: str, item_id: str) -> Response:
         """Take an item out; the next response is rendered without it."""
-        return json_response(self._conversations.remove(conversation_id, item_id))
+        return json_response(await room.conversations.remove(conversation_id, item_id))
+
+
+async def _create(room: Room, body: ResponseBody, session: str | None) -> Response:
+    running = await room.responses.begin(body, session)
+    headers = session_headers(running.begun.job)
+    if body.background:
+        return json_response(room.responses.in_background(running), 200, headers)
+    if not body.stream:
+        return json_response(await room.responses.whole(running), 200, headers)
+
+    def failed(_: Exception) -> bytes:
+        return _line(running.items.event("response.failed", {"response": running.body}))
+
+    return await streamed(_lines(room.responses, running), failed, headers)
+
+
+async def _lines(service: ResponsesService, running: Running) -> AsyncGenerator[bytes]:
+    """The events as lines. The first two go with the third, whose coming decides the status."""
+    waiting, n_events = b"", 0
+    async with aclosing(service.events(running)) as events:
+        async for event in events:
+            waiting += _line(event)
+            n_events += 1
+            if n_events > 2:
+                yield waiting
+                waiting = b""
 
 
 def _nothing_more(include: list[str] | None) -> None:

@@ -184,7 +184,7 @@ class ConversationRef(Wire):
 class ResponseBody(Wire):
     """`/v1/responses`."""
 
-    model: str | None = about(None, "The served model, or absent.")
+    model: str | None = about(None, "The served model, an adapter, or model:adapter.")
     input: str | Items | None = None
     instructions: str | None = about(None, "A system message; not inherited.")
     previous_response_id: str | None = about(None, "Go on from any earlier response.")

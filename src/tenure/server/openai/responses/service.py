@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
 import structlog
 
-from tenure.core.errors import EngineStopped, UserError
+from tenure.core.errors import EngineStopped, JournalFailed, UserError
 from tenure.core.events import Stopped
 from tenure.engine.client import EngineClient
 from tenure.server.chat.bounds import Bounds
@@ -31,11 +31,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A response on its way; `body` is what a client that asks for it gets."""
+    """A response on its way; `body` is what a client that asks for it gets.
+
+    `kept`: its turn is named by what is stored.
+    """
 
     begun: Begun
     body: Body
     items: OutputItems
+    kept: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -93,11 +97,11 @@ class ResponsesService:
                         yield event
             for event in items.finish(_complete(running.output)):
                 yield event
-            self._ended(running)
+            await self._ended(running)
             kind = "completed" if running.body["status"] == "completed" else "incomplete"
             yield items.event(f"response.{kind}", {"response": running.body})
         except Exception as error:
-            self._failed(running, error)
+            await self._failed(running, error)
             raise
         finally:
             self._leave(running)
@@ -107,12 +111,12 @@ class ResponsesService:
         self._spawn(self._unwatched(running))
         return running.body
 
-    def get(self, response_id: str) -> Body:
+    async def get(self, response_id: str) -> Body:
         """Raises NotFound."""
         running = self._running.get(response_id)
         if running is not None:
             return running.body
-        return find_response(self._store, response_id, None).body
+        return (await find_response(self._store, response_id, None)).body
 
     async def cancel(self, response_id: str) -> Body:
         """End a response that is on its way, and return what became of it.
@@ -121,37 +125,38 @@ class ResponsesService:
         """
         running = self._running.get(response_id)
         if running is not None:
-            await self._client.abort(response_id)
-            await running.done.wait()
-            return running.body
-        found = find_response(self._store, response_id, None).body
+            found = await self._end(running)
+        else:
+            found = (await find_response(self._store, response_id, None)).body
         if found["status"] != "cancelled":
             raise UserError(f"The response is {found['status']}; only a running one is cancelled.")
         return found
 
     async def delete(self, response_id: str) -> None:
         """Forget a response; one that is on its way is ended first. Raises NotFound."""
-        if response_id in self._running:
-            await self.cancel(response_id)
+        running = self._running.get(response_id)
+        if running is not None:
+            await self._end(running)
         else:
-            find_response(self._store, response_id, None)
-        self.close(self._store.remove_response(response_id))
+            await find_response(self._store, response_id, None)
+        await self._store.remove_response(response_id)
 
-    def input_items(self, response_id: str) -> tuple[Item, ...]:
+    async def input_items(self, response_id: str) -> tuple[Item, ...]:
         """What was new in a response's turn. Raises NotFound."""
         running = self._running.get(response_id)
         if running is not None:
             return running.begun.input
-        return find_response(self._store, response_id, None).input
-
-    def close(self, sessions: Iterable[str]) -> None:
-        """Close sessions that nothing stored refers to any more; waits for nothing."""
-        for session in sessions:
-            self._spawn(self._close(session))
+        return (await find_response(self._store, response_id, None)).input
 
     # -- inside
 
-    def _ended(self, running: Running) -> None:
+    async def _end(self, running: Running) -> Body:
+        """Abort it if it still runs; returns what became of it."""
+        await self._client.abort(running.begun.id)
+        await running.done.wait()
+        return running.body
+
+    async def _ended(self, running: Running) -> None:
         """The turn has ended, and is kept if it is to be."""
         begun, items = running.begun, running.items.items
         running.body = bodies.ended(running.body, running.output, items, int(time.time()))
@@ -169,32 +174,34 @@ class ResponsesService:
             instructions=begun.asked.instructions,
             known_past=begun.known_past,
         )
-        self.close(self._store.put_response(stored))
-        if held:
-            self.close(self._extend(begun, items))
+        running.kept = stored.session is not None
+        await self._store.put_response(stored)
+        if held and begun.past.conversation is not None:
+            await self._extend(begun.past.conversation.id, begun, items)
 
-    def _extend(self, begun: Begun, items: tuple[Item, ...]) -> Sequence[str]:
+    async def _extend(self, conversation: str, begun: Begun, items: tuple[Item, ...]) -> None:
         """Put what was said into the conversation, if it is still there."""
-        was = begun.past.conversation
-        now = None if was is None else self._store.conversation(was.id)
-        if now is None:
-            return []
-        given = begun.input[len(begun.past.pending) :]
-        longer = now.extended([*given, *items])
-        held = replace(
-            longer,
-            tip=begun.id,
-            n_held=len(longer.items),
-            instructions=begun.asked.instructions,
-        )
-        return self._store.put_conversation(held)
+        async with self._store.editing:
+            now = await self._store.conversation(conversation)
+            if now is None:
+                return
+            given = begun.input[len(begun.past.pending) :]
+            longer = now.extended([*given, *items])
+            held = replace(
+                longer,
+                tip=begun.id,
+                n_held=len(longer.items),
+                instructions=begun.asked.instructions,
+            )
+            await self._store.put_conversation(held)
 
-    def _failed(self, running: Running, error: Exception) -> None:
+    async def _failed(self, running: Running, error: Exception) -> None:
         """The turn failed; whoever asks later for a background response has to be told."""
-        running.body = bodies.failed(running.body, failure_of(error).message)
+        running.body = bodies.failed(running.body, failure_of(error))
         if running.begun.asked.background:
             stored = StoredResponse(running.id, running.body, running.begun.input, ())
-            self.close(self._store.put_response(stored))
+            with suppress(JournalFailed):
+                await self._store.put_response(stored)
 
     def _leave(self, running: Running) -> None:
         """The response is not on its way any more, however it ended."""
@@ -203,10 +210,8 @@ class ResponsesService:
         running.begun.job.hold.close()
         running.done.set()
         session = running.output.turn.session
-        stored = self._store.response(running.id)
-        kept = stored is not None and stored.session is not None
-        if session is not None and session.id == running.id and not kept:
-            self.close([session.id])
+        if session is not None and session.id == running.id and not running.kept:
+            self._spawn(self._close(session.id))
 
     async def _unwatched(self, running: Running) -> None:
         try:

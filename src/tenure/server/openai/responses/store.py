@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
+from tenure.core.kept import Kept
+from tenure.engine.client import EngineClient
 from tenure.server.openai.responses.items import Item
 
-MAX_BYTES = 256 * 2**20
-"""Kept in all, as JSON; what was used least recently goes first."""
+RESPONSE = "response/"
+CONVERSATION = "conversation/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,10 @@ class StoredResponse:
     instructions: str | None = None
     known_past: bool = True
 
-    @property
-    def n_bytes(self) -> int:
-        return len(msgspec.json.encode([self.body, self.input]))
-
 
 @dataclass(frozen=True, slots=True)
 class StoredConversation:
-    """A conversation of `n_bytes`; the engine's session has the same id.
+    """A conversation; the engine's session has the same id.
 
     The turn `tip` of that session holds the first `n_held` items; None where no turn does.
     """
@@ -49,15 +47,13 @@ class StoredConversation:
     created_at: int
     metadata: Mapping[str, str]
     items: tuple[Item, ...] = ()
-    n_bytes: int = 0
     tip: str | None = None
     n_held: int = 0
     instructions: str | None = None
 
     def extended(self, items: Sequence[Item]) -> StoredConversation:
         """The conversation with further items at its end."""
-        n_bytes = self.n_bytes + len(msgspec.json.encode(items))
-        return replace(self, items=(*self.items, *items), n_bytes=n_bytes)
+        return replace(self, items=(*self.items, *items))
 
     def without(self, item_id: str) -> StoredConversation:
         """The conversation without an item; a turn that held it is no tip any more."""
@@ -68,101 +64,43 @@ class StoredConversation:
         return replace(self, items=items)
 
 
-class ResponseStore(Protocol):
-    """Keeps responses and conversations; every verb is short and never waits.
+class ResponseStore:
+    """Responses and conversations of one tenant, which the engine keeps.
 
-    The verbs that change something return the sessions that no record refers to any more, for the
-    caller to close; an unknown id is none.
+    What is put is durable when the verb returns, and lost as `EngineClient.keep` says. A session
+    that a record names is closed with the last such record. Hold `editing` from reading a
+    conversation until its change is put.
     """
 
-    def response(self, response_id: str) -> StoredResponse | None: ...
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self.editing = asyncio.Lock()
 
-    def put_response(self, response: StoredResponse) -> Sequence[str]: ...
+    async def response(self, response_id: str) -> StoredResponse | None:
+        kept = await self._client.kept(f"{RESPONSE}{response_id}")
+        return None if kept is None else _decode_response(kept.value)
 
-    def remove_response(self, response_id: str) -> Sequence[str]: ...
+    async def put_response(self, response: StoredResponse) -> None:
+        """Raises JournalFailed."""
+        value = msgspec.json.encode(response)
+        await self._client.keep(Kept(f"{RESPONSE}{response.id}", value, response.session))
 
-    def conversation(self, conversation_id: str) -> StoredConversation | None: ...
+    async def remove_response(self, response_id: str) -> None:
+        await self._client.forget(f"{RESPONSE}{response_id}")
 
-    def put_conversation(self, conversation: StoredConversation) -> Sequence[str]: ...
+    async def conversation(self, conversation_id: str) -> StoredConversation | None:
+        kept = await self._client.kept(f"{CONVERSATION}{conversation_id}")
+        return None if kept is None else _decode_conversation(kept.value)
 
-    def remove_conversation(self, conversation_id: str) -> Sequence[str]: ...
+    async def put_conversation(self, conversation: StoredConversation) -> None:
+        """Raises JournalFailed."""
+        value = msgspec.json.encode(conversation)
+        name = f"{CONVERSATION}{conversation.id}"
+        await self._client.keep(Kept(name, value, conversation.id))
+
+    async def remove_conversation(self, conversation_id: str) -> None:
+        await self._client.forget(f"{CONVERSATION}{conversation_id}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    record: StoredResponse | StoredConversation
-    session: str | None
-    n_bytes: int
-
-
-class MemoryStore:
-    """A ResponseStore in memory, which forgets what was used least recently.
-
-    Invariants: `_n_bytes` is the sum over `_kept`, and at most `max_bytes` after each verb, unless
-    one record alone is larger; `_n_holders[s] > 0` counts the records that refer to session `s`.
-    """
-
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._kept: dict[str, _Kept] = {}
-        self._n_holders: dict[str, int] = {}
-        self._max_bytes = max_bytes
-        self._n_bytes = 0
-
-    def response(self, response_id: str) -> StoredResponse | None:
-        match self._use(response_id):
-            case StoredResponse() as found:
-                return found
-            case _:
-                return None
-
-    def put_response(self, response: StoredResponse) -> Sequence[str]:
-        return self._put(_Kept(response, response.session, response.n_bytes))
-
-    def remove_response(self, response_id: str) -> Sequence[str]:
-        return [] if self.response(response_id) is None else self._remove(response_id)
-
-    def conversation(self, conversation_id: str) -> StoredConversation | None:
-        match self._use(conversation_id):
-            case StoredConversation() as found:
-                return found
-            case _:
-                return None
-
-    def put_conversation(self, conversation: StoredConversation) -> Sequence[str]:
-        return self._put(_Kept(conversation, conversation.id, conversation.n_bytes))
-
-    def remove_conversation(self, conversation_id: str) -> Sequence[str]:
-        return [] if self.conversation(conversation_id) is None else self._remove(conversation_id)
-
-    # -- inside
-
-    def _use(self, record_id: str) -> StoredResponse | StoredConversation | None:
-        """A record, which is from now on the one used last."""
-        kept = self._kept.pop(record_id, None)
-        if kept is None:
-            return None
-        self._kept[record_id] = kept
-        return kept.record
-
-    def _put(self, kept: _Kept) -> Sequence[str]:
-        if kept.session is not None:
-            self._n_holders[kept.session] = self._n_holders.get(kept.session, 0) + 1
-        freed = list(self._remove(kept.record.id))
-        self._kept[kept.record.id] = kept
-        self._n_bytes += kept.n_bytes
-        while self._n_bytes > self._max_bytes and len(self._kept) > 1:
-            freed += self._remove(next(iter(self._kept)))
-        return freed
-
-    def _remove(self, record_id: str) -> Sequence[str]:
-        kept = self._kept.pop(record_id, None)
-        if kept is None:
-            return []
-        self._n_bytes -= kept.n_bytes
-        if kept.session is None:
-            return []
-        self._n_holders[kept.session] -= 1
-        if self._n_holders[kept.session]:
-            return []
-        del self._n_holders[kept.session]
-        return [kept.session]
+_decode_response = msgspec.json.Decoder(StoredResponse).decode
+_decode_conversation = msgspec.json.Decoder(StoredConversation).decode

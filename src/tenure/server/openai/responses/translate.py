@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tenure.core.errors import InvalidField, UnsupportedField, UserError
+from tenure.core.errors import InvalidField, UnsupportedField
 from tenure.core.params import SEED_MAX, LogprobParams
 from tenure.server.chat.ask import Run, Tool, View
 from tenure.server.chat.bounds import Bounds, in_wire_words
-from tenure.server.chat.grammar import Grammar, JsonObject, JsonSchema, ToolCalls
+from tenure.server.chat.grammar import Grammar, JsonObject, JsonSchema, Shape, ToolCalls, combined
 from tenure.server.chat.messages import tool
-from tenure.server.chat.refusals import NOTHING, Refused, refuse
+from tenure.server.chat.refusals import NOTHING, Refused, adapter_of, refuse
 from tenure.server.openai.responses.schema import (
     NamedTool,
     ReasoningConfig,
@@ -46,7 +46,6 @@ REASONING_REFUSED: Mapping[str, Refused] = MappingProxyType(
 )
 NO_EFFECT: Mapping[str, str] = MappingProxyType(
     {
-        "model": "one model is served",
         "max_tool_calls": "it bounds tools that the server calls, and it calls none",
         "stream_options": "nothing is padded",
     }
@@ -77,6 +76,7 @@ def run_of(body: ResponseBody, bounds: Bounds) -> Run:
         namespace=namespace(body.cache_salt, body.extra_key),
         priority=body.priority or 0,
         grammar=_grammar(body),
+        adapter=adapter_of(body.model, bounds.model.name),
     )
 
 
@@ -121,13 +121,10 @@ def _checked(given: ResponseTool, path: str) -> tuple[str, ResponseTool]:
 
 
 def _grammar(body: ResponseBody) -> Grammar | None:
-    shape, calls = _format(body), _call_grammar(body)
-    if shape is not None and calls is not None:
-        raise UserError(f"{shape.field} and {calls.field} cannot both be set; give one of them.")
-    return calls if shape is None else shape
+    return combined(_format(body), _call_grammar(body))
 
 
-def _format(body: ResponseBody) -> Grammar | None:
+def _format(body: ResponseBody) -> Shape | None:
     if body.text is None:
         return None
     if body.text.verbosity not in (None, "medium", *NOTHING):
@@ -139,25 +136,29 @@ def _format(body: ResponseBody) -> Grammar | None:
         return JsonObject("text.format")
     if wanted.schema_ is None:
         raise InvalidField("text.format.schema", None, "a JSON schema")
-    return JsonSchema("text.format", json.dumps(wanted.schema_))
+    return JsonSchema("text.format", json.dumps(wanted.schema_), lenient=not wanted.strict)
 
 
 def _call_grammar(body: ResponseBody) -> ToolCalls | None:
-    names = tuple(str(t.name) for t in body.tools or ())
+    tools = body.tools or ()
+    names = tuple(str(t.name) for t in tools)
+    strict = frozenset(str(t.name) for t in tools if t.strict)
+    several = body.parallel_tool_calls
     match body.tool_choice:
         case "required" if not names:
             raise InvalidField("tool_choice", "required", "none or absent without tools")
         case "required":
-            return ToolCalls("tool_choice", names)
+            return ToolCalls("tool_choice", names, several=several, strict=strict)
         case NamedTool(type="function", name=str(name)):
             if name not in names:
                 raise InvalidField("tool_choice", name, f"one of the tools {list(names)}")
-            return ToolCalls("tool_choice", (name,))
+            return ToolCalls("tool_choice", (name,), several=False, strict=strict)
         case NamedTool(type=kind):
             raise UnsupportedField(f"tool_choice ({kind[:40]})", "only functions can be named")
         case "none":
             return None
-        case _ if any(t.strict for t in body.tools or ()):
-            return ToolCalls("tools.strict", names, required=False)
+        case _ if names:
+            field = "tools.strict" if strict else "tools"
+            return ToolCalls(field, names, required=False, several=several, strict=strict)
         case _:
             return None
