@@ -6,6 +6,10 @@
 
 namespace tenure::TENURE_NS {
 
+// Ends an expression for the compiler. GCC would regroup integer sums so that all products of a group
+// come first, and keep those in memory: there are sixteen registers.
+TENURE_INLINE void settle(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
+
 TENURE_INLINE __m256i load_bytes(const std::byte* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
@@ -48,6 +52,7 @@ TENURE_INLINE void dot_mx(const std::byte* quants, int g, const ActBlock* a, int
       const __m256i x1 = _mm256_set1_epi32(four_bytes(q + 16));
       add(dot[r].l, l0, x0, l1, x1);
       add(dot[r].h, h0, x0, h1, x1);
+      settle(dot[r].l, dot[r].h);
     }
   }
 }
@@ -79,6 +84,7 @@ TENURE_INLINE void dot_four_bits(const std::byte* quants, int g, const ActBlock*
       const __m256i h = _mm256_add_epi16(_mm256_maddubs_epi16(h0, x0), _mm256_maddubs_epi16(h1, x1));
       sum_l[r] = j == 0 ? l : _mm256_add_epi16(sum_l[r], l);
       sum_h[r] = j == 0 ? h : _mm256_add_epi16(sum_h[r], h);
+      settle(sum_l[r], sum_h[r]);
     }
   }
   const __m256i ones = _mm256_set1_epi16(1);
@@ -113,6 +119,7 @@ TENURE_INLINE void dot_half(const std::byte* quants, int g, int half, const ActB
       const __m256i pairs_h = _mm256_maddubs_epi16(abs_h, _mm256_sign_epi8(x, h));
       dot[r].l = _mm256_add_epi32(dot[r].l, _mm256_madd_epi16(pairs_l, ones));
       dot[r].h = _mm256_add_epi32(dot[r].h, _mm256_madd_epi16(pairs_h, ones));
+      settle(dot[r].l, dot[r].h);
     }
   }
 }

@@ -24,7 +24,7 @@ float multiply_add(std::int64_t n) {
   return sum_lanes(sums[0]);
 }
 
-constexpr int BYTE_CHAINS = 12;
+constexpr int BYTE_CHAINS = TENURE_AVX512 ? 12 : 8;
 
 // Products of 8-bit integers, summed as the linear layers do: four a lane with vpdpbusd, pairs in
 // 16 bits with vpmaddubsw, in 16 bits with smlal, one by one otherwise.
