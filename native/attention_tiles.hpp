@@ -29,6 +29,33 @@ TENURE_INLINE Vec load_kv(const float* p) { return load(p); }
 TENURE_INLINE Vec load_kv(const std::uint16_t* p) { return load_half(p); }
 TENURE_INLINE Vec load_kv(const std::int8_t* p) { return load_i8(p); }
 
+// sum[i][j] += a[i * stride] * column(j).
+template <int R, int N, class Column>
+TENURE_INLINE void add_outer(const float* a, int stride, Column column, Vec (&sum)[R][N]) {
+#if TENURE_AVX2
+  // Sixteen registers hold the sums and one column. If the compiler knew that every column meets
+  // the same numbers, it would keep these in registers, and some sums in memory.
+  TENURE_UNROLL
+  for (int j = 0; j < N; ++j) {
+    const float* from = a;
+    asm volatile("" : "+r"(from));
+    const Vec b = column(j);
+    TENURE_UNROLL
+    for (int i = 0; i < R; ++i) sum[i][j] = fma(splat(from[i * stride]), b, sum[i][j]);
+  }
+#else
+  Vec b[N];
+  TENURE_UNROLL
+  for (int j = 0; j < N; ++j) b[j] = column(j);
+  TENURE_UNROLL
+  for (int i = 0; i < R; ++i) {
+    const Vec from = splat(a[i * stride]);
+    TENURE_UNROLL
+    for (int j = 0; j < N; ++j) sum[i][j] = fma(from, b[j], sum[i][j]);
+  }
+#endif
+}
+
 // s[i][16 j + lane] = sum over d of q[i][d] * k[j][d][lane], d rising. Where Fetch, the tile asks
 // for `next`, as large as `k`, meanwhile: pages are too short and scattered for hardware to guess.
 template <class T, bool Fetch, int R, int N>
@@ -41,19 +68,11 @@ void score_tile(const float* q, int q_stride, const T* const* k, const T* const*
     for (int j = 0; j < N; ++j) sum[i][j] = splat(0.0f);
   }
   for (int d = 0; d < head_dim; ++d) {
-    Vec column[N];
-    TENURE_UNROLL
-    for (int j = 0; j < N; ++j) column[j] = load_kv(k[j] + d * LANES);
     if constexpr (Fetch) {
       TENURE_UNROLL
       for (int j = 0; j < N; ++j) __builtin_prefetch(next[j] + d * LANES);
     }
-    TENURE_UNROLL
-    for (int i = 0; i < R; ++i) {
-      const Vec a = splat(q[i * q_stride + d]);
-      TENURE_UNROLL
-      for (int j = 0; j < N; ++j) sum[i][j] = fma(a, column[j], sum[i][j]);
-    }
+    add_outer(q + d, q_stride, [&](int j) { return load_kv(k[j] + d * LANES); }, sum);
   }
   TENURE_UNROLL
   for (int i = 0; i < R; ++i) {
@@ -80,20 +99,12 @@ void mix_tile(const float* p, const T* const* v, const T* const* next, int v_str
     const int run_end = x / LANES * LANES + LANES;
     const int stop = run_end < end ? run_end : end;
     for (; x < stop; ++x, row += v_stride) {
-      Vec value[N];
-      TENURE_UNROLL
-      for (int j = 0; j < N; ++j) value[j] = load_kv(row + j * LANES);
       if constexpr (Fetch) {
         TENURE_UNROLL
         for (int j = 0; j < N; ++j) __builtin_prefetch(ahead + j * LANES);
         ahead += v_stride;
       }
-      TENURE_UNROLL
-      for (int i = 0; i < R; ++i) {
-        const Vec a = splat(p[i * BLOCK + x]);
-        TENURE_UNROLL
-        for (int j = 0; j < N; ++j) sum[i][j] = fma(a, value[j], sum[i][j]);
-      }
+      add_outer(p + x, BLOCK, [&](int j) { return load_kv(row + j * LANES); }, sum);
     }
   }
   TENURE_UNROLL

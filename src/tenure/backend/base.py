@@ -119,6 +119,9 @@ class Executor(Protocol):
     def choose(self, logits: F32, specs: Sequence[ChoiceSpec]) -> list[Choice]:
         """Choose one token for each row of `logits` [n, n_vocab]; may overwrite `logits`.
 
+        Raises NonFiniteLogits where a row holds a NaN or an infinity, NothingToChoose where every
+        token of a row is banned, and leaves `logits` as they were then.
+
         Same spec and same logits give the same token and the same log probabilities, bit for bit.
         """
         ...

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import lt
 
 import numpy as np
 
@@ -84,8 +85,7 @@ class Assembled:
 
 def assemble(rows: Sequence[Row], outlets: Outlets) -> Assembled:
     """The batch of `rows`, in their order; time is per row and per score, not per token."""
-    row_start = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row.tokens) for row in rows], out=row_start[1:])
+    row_start = _starts(len(row.tokens) for row in rows)
     specs: list[ChoiceSpec] = []
     wanted: list[int] = []
     spec_start = [0]
@@ -139,16 +139,20 @@ def _ascending(wanted: list[int]) -> tuple[I32, I32 | None]:
     [0, 1, 1].
     """
     at = np.array(wanted, np.int32)
-    if (at[1:] > at[:-1]).all():
+    if all(map(lt, wanted, wanted[1:])):
         return at, None
     distinct, place = np.unique(at, return_inverse=True)
     return distinct, place.astype(np.int32)
 
 
 def _table(rows: Sequence[Row], group: int) -> tuple[I32, I32]:
-    indptr = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row.tables[group]) for row in rows], out=indptr[1:])
+    indptr = _starts(len(row.tables[group]) for row in rows)
     return indptr, _joined([row.tables[group] for row in rows])
+
+
+def _starts(lengths: Iterable[int]) -> I32:
+    """Where parts begin that lie one after another, and the end: [2, 3] is [0, 2, 5]."""
+    return np.array([*accumulate(lengths, initial=0)], np.int32)
 
 
 def _joined(parts: Sequence[Tokens]) -> I32:

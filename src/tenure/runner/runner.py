@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
 
 import numpy as np
 
 from tenure.backend.base import F32, Executor
+from tenure.backend.sampler import NonFiniteLogits, is_finite
 from tenure.core.plan import Choice, ChoiceSpec, Plan, Process, Result, Row, RowResult
 from tenure.kv.spec import KvSpec, RecurrentGroup
 from tenure.runner.batch import Assembled, Outlets, assemble
@@ -77,9 +79,10 @@ class Runner:
         if not specs:
             return []
         logits = assembled.logits_by_spec(logits)
+        if not assembled.processes:
+            with suppress(NonFiniteLogits):
+                return self._executor.choose(logits, specs)
         finite = _finite_rows(logits)
-        if finite.all() and not assembled.processes:
-            return self._executor.choose(logits, specs)
         chosen: list[Choice | str] = [NOT_FINITE] * len(specs)
         for i, process in assembled.processes.items():
             if finite[i]:
@@ -101,15 +104,8 @@ class Runner:
 
 
 def _finite_rows(logits: F32) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether each row is free of NaN and infinity.
-
-    A row whose sum is finite is; one whose sum is not may only have overflowed, so it is read.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        finite = np.isfinite(logits.sum(axis=1))
-    for i in np.flatnonzero(~finite):
-        finite[i] = np.isfinite(logits[i]).all()
-    return finite
+    """Whether each row is free of NaN and infinity."""
+    return np.fromiter(map(is_finite, logits), np.bool_, len(logits))
 
 
 def _failed(row: Row, error: Exception) -> RowResult:

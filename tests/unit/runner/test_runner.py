@@ -174,7 +174,7 @@ def test_logits_that_are_no_numbers_end_their_row_alone(
     assert bad.error is not None
     assert "NaN" in bad.error
     assert (a.choice, c.choice) == (Choice(5), Choice(8))
-    assert executor.calls == ["forward 3", "choose 2"]
+    assert executor.calls == ["forward 3", "choose 3", "choose 2"]
 
 
 def test_large_logits_are_numbers(executor: Successor, runner: Runner) -> None:

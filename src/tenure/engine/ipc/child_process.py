@@ -6,6 +6,7 @@ import asyncio
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tenure.core.config import EngineSettings
@@ -15,7 +16,7 @@ from tenure.core.progress import Progress
 from tenure.engine.ipc.frames import Down, Loading, Ready, Start, StartFailed, Up
 from tenure.engine.ipc.link import ServerLink
 
-LAST_WORDS_MS = 50
+LAST_WORDS_S = 0.05
 """How long after the end of a process something that it sent may still come."""
 
 
@@ -94,15 +95,16 @@ class ChildProcess:
     async def _receive(self) -> AsyncGenerator[Up]:
         """Everything that the process says, until it has ended and all of it was heard."""
         ended = asyncio.create_task(self._process.wait())
+        ended.add_done_callback(lambda _: self._link.wake())
         try:
-            while True:
-                frame = asyncio.ensure_future(self._link.receive())
-                await asyncio.wait((frame, ended), return_when=asyncio.FIRST_COMPLETED)
-                if not frame.done():
-                    frame.cancel()
-                    break
-                yield frame.result()
-            while await self._link.more(LAST_WORDS_MS):
-                yield await self._link.receive()
+            while not ended.done():
+                if (frame := await self._link.receive()) is not None:
+                    yield frame
+            with suppress(TimeoutError):
+                while True:
+                    async with asyncio.timeout(LAST_WORDS_S):
+                        frame = await self._link.receive()
+                    if frame is not None:
+                        yield frame
         finally:
             ended.cancel()

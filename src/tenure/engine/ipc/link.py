@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from tenure.engine.ipc.frames import DOWN, UP, Down, Up
 
@@ -49,31 +50,50 @@ def _open(*sockets: zmq.Socket[Any], linger_ms: int) -> None:
 
 
 class ServerLink:
-    """The server's end, on one event loop. Sending never waits."""
+    """The server's end, on the running event loop. Sending never waits."""
 
     def __init__(self, folder: Path, life: str) -> None:
         down, up = _addresses(folder, life)
         self._context = zmq.Context()
         self._down = self._context.socket(zmq.PUSH)
-        self._up = zmq.asyncio.Context(self._context).socket(zmq.PULL)
+        self._up = self._context.socket(zmq.PULL)
         _open(self._down, self._up, linger_ms=0)
         self._up.bind(up)
         self._down.connect(down)
+        self._heard: deque[bytes] = deque()
+        self._awaited: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._up, self._listen)
 
     def send(self, frame: Down) -> None:
         self._down.send(DOWN.encode(frame), zmq.NOBLOCK)
 
-    async def receive(self) -> Up:
-        return UP.decode(await self._up.recv())
+    async def receive(self) -> Up | None:
+        """The next frame; None where `wake` was called and there is none. One task at a time."""
+        self._listen()
+        if not self._heard:
+            self._awaited = self._loop.create_future()
+            await self._awaited
+        return UP.decode(self._heard.popleft()) if self._heard else None
 
-    async def more(self, wait_ms: int) -> bool:
-        """Whether there is something to receive, now or soon."""
-        return bool(await self._up.poll(wait_ms))
+    def wake(self) -> None:
+        """End the wait of `receive`, if it waits."""
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
 
     def close(self) -> None:
+        self._loop.remove_reader(self._up)
         self._down.close()
         self._up.close()
         self._context.term()
+
+    def _listen(self) -> None:
+        """Take all that is there: the socket's descriptor tells of new frames, not of old ones."""
+        with suppress(zmq.Again):
+            while True:
+                self._heard.append(self._up.recv(zmq.NOBLOCK))
+        if self._heard:
+            self.wake()
 
 
 class EngineLink:
