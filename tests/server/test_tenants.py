@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import httpx2
 import pytest
 from fastapi.routing import APIRoute
 
+import tenure
 from tenure.model.chat_template import CHATML
 from tenure.server.keys import KeyRing
 from tenure.testing.harness import FakeSetup
@@ -405,3 +407,21 @@ async def test_a_tenant_is_told_its_own_use_and_no_ones_else(house):
         everybody = await house.boss.made(f"GET {path}")
         (state,) = everybody["internal_states"]
         assert {use["name"]: use["n_sessions"] for use in state["tenants"]} == {"ann": 3}
+
+
+async def test_events_tell_of_ones_own_sessions_alone(site, listen):
+    host, port = await listen(site().app)
+    url = f"http://{host}:{port}"
+    async with (
+        tenure.AsyncClient(url, "ann-key") as ann,
+        tenure.AsyncClient(url, "bob-key") as bob,
+        aclosing(bob.events()) as events,
+    ):
+        assert (await anext(events))["event"] == "listening"
+        for client in (ann, bob):
+            await (await client.open("s", metadata={"who": client is bob})).turn([1, 2, 3])
+        seen = [await anext(events) for _ in range(2)]
+        assert [event["event"] for event in seen] == ["opened", "turn"]
+        await (await ann.open("other")).close()
+        await (await bob.open("last")).close()
+        assert [(await anext(events))["session"] for _ in range(2)] == ["last", "last"]

@@ -8,13 +8,17 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from tenure.cli.backends import RemoteBackend
 from tenure.cli.flags import flag
 from tenure.client.calls import DEFAULT_URL
+from tenure.core.errors import TenureError
+
+LEFT_BEHIND_S = 600
+"""When the server closes the sessions of a load that was broken off."""
 
 
 @Parameter(name="*")
@@ -84,7 +88,8 @@ async def run_load(load: Load) -> Report:
 async def _converse(
     backend: RemoteBackend, load: Load, ids: random.Random, n_vocab: int, seen: _Seen
 ) -> None:
-    session = await backend.call("POST", "/open_session", {"streaming": True})
+    opened = {"streaming": True, "timeout": LEFT_BEHIND_S}
+    session = await backend.call("POST", "/open_session", opened)
     for _ in range(load.turns):
         await _turn(
             backend,
@@ -105,12 +110,15 @@ async def _converse(
 
 async def _turn(backend: RemoteBackend, fields: dict[str, object], seen: _Seen) -> None:
     began = last = time.monotonic()
-    meta: dict[str, int] = {}
+    meta: dict[str, Any] = {}
     async with aclosing(backend.stream(fields)) as answers:
         async for answer in answers:
             now = time.monotonic()
             (seen.gaps if meta else seen.ttft).append(now - last)
             last, meta = now, answer["meta_info"]
+    finish = meta["finish_reason"]
+    if finish["type"] == "abort":
+        raise TenureError(f"a turn was aborted: {finish['message']}")
     seen.turns.append(last - began)
     seen.n_prompt += meta["prompt_tokens"]
     seen.n_cached += meta["cached_tokens"]

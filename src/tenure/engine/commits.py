@@ -177,6 +177,8 @@ class Commits:
             kind=ended.kind,
             running=session.n_running > 1,
             forgets=None if forgets is None else _serial(session, forgets),
+            namespace=turn.namespace,
+            adapter=turn.adapter,
             detail=ended.detail,
         )
 

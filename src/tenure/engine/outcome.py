@@ -88,7 +88,7 @@ def detail(request: Request, event: TurnFinished) -> TurnDetail:
     """What the journal keeps of how a turn was asked for and how it ended."""
     spec = request.spec
     result = TurnResult(event.finish, event.usage, event.timings, spec.turn.request_digest)
-    return TurnDetail(spec.turn.params, spec.seed, result, spec.turn.adapter)
+    return TurnDetail(spec.turn.params, spec.seed, result)
 
 
 def replay(asked: TurnRequest, turn: Turn, tenant: str) -> Iterator[TurnEvent]:

@@ -115,10 +115,9 @@ class Porter:
                 new=turn.new,
                 output=turn.output,
                 ended_at=opened.opened_at,
+                namespace=session.options.namespace,
             )
-            done_turn = restored_turn(
-                RestoredTurn(record, None, gone=False), history, session.options.namespace
-            )
+            done_turn = restored_turn(RestoredTurn(record, None, gone=False), history)
             known[turn.id] = record.serial, done_turn.log
             session.restore(done_turn)
             parts.journal.write(record, partial(_note, errors))

@@ -39,15 +39,11 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class TurnDetail:
-    """How a turn was asked for and how it ended: enough to answer for it again.
-
-    `adapter` names what it ran with besides the model.
-    """
+    """How a turn was asked for and how it ended: enough to answer for it again."""
 
     params: SamplingParams
     seed: int
     result: TurnResult
-    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +53,8 @@ class TurnRecord:
     Its history is the first `n_inherited` tokens of that of turn number `before`, of this or
     another session, and then `new`; `serial` is its own number, above all before it. `forgets`, in
     a streaming session, is the number of the turn before it, of which only the tokens still count.
-    Of `detail`, what comes out of a journal is the result.
+    `namespace` is where its KV is, `adapter` what it ran with besides the model. Of `detail`, what
+    comes out of a journal is the result.
     """
 
     generation: int
@@ -72,6 +69,8 @@ class TurnRecord:
     kind: TurnKind = TurnKind.RUN
     running: bool = False
     forgets: int | None = None
+    namespace: str = ""
+    adapter: str | None = None
     detail: TurnDetail | None = None
 
 

@@ -156,8 +156,7 @@ class SessionStore:
                     opened.append(stored)
                 case RestoredTurn(record, _, gone):
                     session = self._by_generation.get(record.generation)
-                    namespace = "" if session is None else session.options.namespace
-                    turn = restored_turn(stored, logs[record.before], namespace)
+                    turn = restored_turn(stored, logs[record.before])
                     logs[record.serial] = turn.log
                     if session is not None and not gone:
                         session.restore(turn)
@@ -371,7 +370,7 @@ def _key(session: Session) -> str:
     return owned(session.tenant, session.id)
 
 
-def restored_turn(stored: RestoredTurn, before: TokenLog, namespace: str) -> DoneTurn:
+def restored_turn(stored: RestoredTurn, before: TokenLog) -> DoneTurn:
     """A turn as it was; `before` is the history of which it has inherited."""
     record = stored.record
     prompt = before.prefix(record.n_inherited).append(record.new)
@@ -385,5 +384,6 @@ def restored_turn(stored: RestoredTurn, before: TokenLog, namespace: str) -> Don
         record.ended_at,
         record.kind,
         stored.result,
-        namespace,
+        record.namespace,
+        record.adapter,
     )

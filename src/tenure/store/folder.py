@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,6 +44,12 @@ OTHER_FOLDER = "choose another folder with --state-dir, or pass --no-journal to 
 memory only"
 
 
+LOCK_WAIT_S = 2.0
+"""The engine of a server that was killed ends a moment later, and holds its folder until then."""
+
+LOCK_RETRY_S = 0.05
+
+
 class FolderLock:
     """The right to write in a folder; the system takes it back when the process ends.
 
@@ -50,7 +57,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError where another holds it, naming its process, or at a bad folder."""
+        """Raises ConfigError where another keeps it, naming its process, or at a bad folder."""
         path = folder / "lock"
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
@@ -59,7 +66,7 @@ class FolderLock:
                 f"cannot write in {folder}: {error.strerror}; {OTHER_FOLDER}"
             ) from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._file)
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, str(os.getpid()).encode(), 0)
         except OSError as error:
@@ -76,3 +83,17 @@ class FolderLock:
     def release(self) -> None:
         """Let others in; once."""
         os.close(self._file)
+
+
+def _lock(file: int) -> None:
+    """Raises BlockingIOError where another keeps the lock for LOCK_WAIT_S."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(LOCK_RETRY_S)
+        else:
+            return

@@ -132,7 +132,7 @@ def turn_row(record: TurnRecord) -> Row:
         output,
         record.ended_at,
         record.kind.value,
-        None if record.detail is None else detail_json(record.detail),
+        detail_json(record),
         False,
         turn_check(record, new, output),
     )
@@ -144,6 +144,7 @@ def turn_of(row: Row) -> RestoredTurn:
     ended_at, kind, detail, gone, check = row[8:]
     try:
         new, output = _an(bytes, new), _an(bytes, output)
+        more = _Detail() if detail is None else _read_detail(_an(str, detail))
         record = TurnRecord(
             generation=_an(int, generation),
             serial=_an(int, serial),
@@ -155,8 +156,10 @@ def turn_of(row: Row) -> RestoredTurn:
             output=unpack(output),
             ended_at=_an(float, ended_at),
             kind=TurnKind(kind),
+            namespace=more.namespace,
+            adapter=more.adapter,
         )
-        result = None if detail is None else result_of(_an(str, detail))
+        result = _result_of(more)
     except ValueError as error:
         raise BadRow(f"turn {turn!r} holds a value of the wrong kind") from error
     if check != turn_check(record, new, output):
@@ -184,11 +187,22 @@ def kept_of(row: Row) -> KeptRecord:
     return KeptRecord(tenant, name, value, session)
 
 
-def detail_json(detail: TurnDetail) -> str:
-    """Parameters that are not the defaults, the seed, how the turn ended, and the adapter."""
+def detail_json(record: TurnRecord) -> str | None:
+    """A turn's namespace and adapter; of one that ran, parameters that are not the defaults too,
+    the seed, and how it ended. None where there is nothing to say.
+    """
+    body: dict[str, object] = {} if record.detail is None else _detail_body(record.detail)
+    if record.namespace:
+        body["namespace"] = record.namespace
+    if record.adapter is not None:
+        body["adapter"] = record.adapter
+    return msgspec.json.encode(body).decode() if body else None
+
+
+def _detail_body(detail: TurnDetail) -> dict[str, object]:
     asked: dict[str, object] = msgspec.to_builtins(detail.params)
     result = detail.result
-    body: dict[str, object] = {
+    return {
         "params": {name: value for name, value in asked.items() if value != DEFAULTS[name]},
         "seed": detail.seed,
         "finish": _finish(result.finish),
@@ -196,9 +210,6 @@ def detail_json(detail: TurnDetail) -> str:
         "timings": result.timings,
         "digest": result.request_digest,
     }
-    if detail.adapter is not None:
-        body["adapter"] = detail.adapter
-    return msgspec.json.encode(body).decode()
 
 
 class _Finish(msgspec.Struct):
@@ -211,19 +222,25 @@ class _Finish(msgspec.Struct):
 
 
 class _Detail(msgspec.Struct):
-    finish: _Finish
-    usage: Usage
+    """What `detail_json` wrote, as far as it is read again."""
+
+    finish: _Finish | None = None
+    usage: Usage | None = None
     timings: Timings = UNKNOWN_TIMINGS
     digest: str | None = None
+    namespace: str = ""
+    adapter: str | None = None
 
 
 _read_detail = msgspec.json.Decoder(_Detail).decode
 
 
-def result_of(detail: str) -> TurnResult:
-    """How a turn ended, out of its `detail_json`. Raises ValueError."""
-    found = _read_detail(detail)
-    return TurnResult(_finish_of(found.finish), found.usage, found.timings, found.digest)
+def _result_of(detail: _Detail) -> TurnResult | None:
+    """How a turn ended; None where it did not run. Raises ValueError."""
+    if detail.finish is None or detail.usage is None:
+        return None
+    finish = _finish_of(detail.finish)
+    return TurnResult(finish, detail.usage, detail.timings, detail.digest)
 
 
 def _finish_of(found: _Finish) -> Finish:

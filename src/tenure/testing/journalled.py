@@ -75,7 +75,7 @@ class JournalledEngine(SteppedEngine):
         self.folder = folder
         clock = clock or ManualClock()
         runner = FakeRunner(self.setup.kv_spec(), self.setup.model)
-        wiring = self.setup.wiring(runner, clock)
+        wiring = self.setup.wiring(runner, clock, runner)
         self.journal = SteppedJournal(folder, wiring.model, settings or JournalSettings())
         super().__init__(replace(wiring, journal=self.journal), clock)
         self.durable = self.picture()

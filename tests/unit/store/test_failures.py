@@ -20,7 +20,9 @@ from tenure.core.info import ModelInfo
 from tenure.core.tokens import tokens
 from tenure.core.turns import OpenSession, SessionRef
 from tenure.session.journal import SessionGone, SessionRecord, TurnRecord
+from tenure.store import folder as folders
 from tenure.store.database import Database
+from tenure.store.folder import FolderLock
 from tenure.store.journal import FILE_NAME, SqliteJournal, open_journal, vacuum
 from tenure.testing.harness import FakeSetup
 
@@ -515,3 +517,9 @@ def test_the_files_are_for_their_owner_alone(start):
     modes = {path.name: path.stat().st_mode & 0o777 for path in kept.folder.iterdir()}
     assert modes == {FILE_NAME: 0o600, f"{FILE_NAME}-wal": 0o600, "lock": 0o600}
     assert kept.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_is_taken_as_soon_as_its_last_user_has_ended(tmp_path, monkeypatch):
+    dying = FolderLock(tmp_path)
+    monkeypatch.setattr(folders.time, "sleep", lambda _: dying.release())
+    FolderLock(tmp_path).release()

@@ -8,13 +8,14 @@ import sqlite3
 import pytest
 
 from tenure.core.errors import SessionExpired, SessionNotFound
-from tenure.core.events import Aborted
+from tenure.core.events import Aborted, KvLoss
 from tenure.core.kept import Kept
 from tenure.core.params import SamplingParams
 from tenure.core.tenant import EVERYBODY, Tenant
 from tenure.core.tokens import tokens
 from tenure.core.turns import OnAbort, OpenSession, SessionRef, TurnRequest
 from tenure.store.journal import FILE_NAME
+from tenure.testing.fake_runner import empty_state, fake_adapter
 from tenure.testing.harness import GREEDY, FakeSetup
 
 PROMPT = list(range(20))
@@ -34,6 +35,22 @@ def test_a_tree_of_turns_comes_back_and_goes_on(start, restart):
     assert again.turn("f", [9], SessionRef("s", "a")) == again.expected([*PROMPT, *out, 9])
     assert again.finished["f"].usage.n_recomputed == len(PROMPT) + len(out)
     again.check()
+
+
+def test_a_turn_keeps_its_namespace_and_adapter(start, restart):
+    kept = start()
+    kept.engine.adapters.load("x", "path-x")
+    kept.open()
+    out = kept.turn("a", PROMPT, SessionRef("s"), adapter="x", namespace="n")
+    again = restart(kept)
+    again.engine.adapters.load("x", "path-x")
+    assert again.parts.reporter.turn("s", "a").turn.adapter == "x"
+    then = again.turn("b", [1], SessionRef("s", "a"), adapter="x", namespace="n")
+    assert then == again.setup.model.greedy(
+        [*PROMPT, *out, 1], 8, empty_state(fake_adapter("path-x").fingerprint)
+    )
+    # The same namespace as before: what is missing is what the restart took.
+    assert again.engine.sessions.get("s").hits.last_miss is KvLoss.RESTART
 
 
 def test_a_restart_of_a_restart_has_both_lives(start, restart):
