@@ -32,11 +32,11 @@ from tenure.core.plan import Plan, Result, RowResult
 from tenure.core.tenant import EVERYBODY, LimitReached, Tenant, owned
 from tenure.core.tokens import TokenLog, Tokens
 from tenure.core.turns import ContextQuery, OnAbort, OpenSession, TurnRequest
-from tenure.engine.commits import Commits, EndedTurn
+from tenure.engine.commits import Commits
 from tenure.engine.edits import EditParts, Edits
 from tenure.engine.keeping import Keeping
 from tenure.engine.limits import in_session
-from tenure.engine.outcome import detail, finished, replay, told, usage
+from tenure.engine.outcome import ended, finished, replay, told, usage
 from tenure.engine.parts import EngineParts, Live
 from tenure.kv.lease import Lease
 from tenure.sched.request import Request, RequestSpec
@@ -159,7 +159,8 @@ class Engine:
         assembly = session.assemble(
             ref, turn.node, turn.tokens, self.admission.bos_id, self._output_of(session)
         )
-        assembly = replace(assembly, namespace=turn.namespace, adapter=turn.adapter)
+        if turn.namespace or turn.adapter is not None:
+            assembly = replace(assembly, namespace=turn.namespace, adapter=turn.adapter)
         prompt, n_inherited = assembly.prompt, assembly.n_inherited
         spec = self.admission.spec(turn, prompt, n_inherited, means, session.options)
         self._make_way(session, assembly)
@@ -258,7 +259,7 @@ class Engine:
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             return Result(tuple(told(RowResult(row.request, error=text)) for row in plan.rows))
-        return replace(result, rows=tuple(map(told, result.rows)))
+        return Result(tuple(map(told, result.rows)), result.forward_s, result.choose_s)
 
     def _report(self, progress: Progress) -> None:
         request, spec = progress.request, progress.request.spec
@@ -313,9 +314,7 @@ class Engine:
                 if lease is not None:
                     lease.publish(request, lease.committed)
                 told = partial(self._told, event)
-                kept, output = detail(request, event), request.output
-                ended = EndedTurn(live.session, turn.node, request, output, lease, told, kept)
-                self._commits.add(replace(ended, hold_s=turn.hold_s or 0.0))
+                self._commits.add(ended(request, live.session, event, lease, told))
             case _:
                 self._keep_cached(live, lease)
                 self._emit(event)

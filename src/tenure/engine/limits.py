@@ -102,8 +102,8 @@ def in_session(turn: TurnRequest, session: OpenSession) -> TurnRequest:
     if session.namespace and turn.namespace not in ("", session.namespace):
         allowed = f"absent in session {session.id}, which has a namespace of its own"
         raise InvalidField("cache_salt", turn.namespace, allowed)
-    return replace(
-        turn,
-        namespace=session.namespace or turn.namespace,
-        priority=turn.priority or session.priority,
-    )
+    namespace = session.namespace or turn.namespace
+    priority = turn.priority or session.priority
+    if (namespace, priority) == (turn.namespace, turn.priority):
+        return turn
+    return replace(turn, namespace=namespace, priority=priority)

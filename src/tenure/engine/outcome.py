@@ -22,9 +22,11 @@ from tenure.core.events import (
 )
 from tenure.core.plan import Choice, RowResult
 from tenure.core.turns import TurnRequest
+from tenure.engine.commits import EndedTurn
 from tenure.engine.limits import EngineLimits
+from tenure.kv.lease import Lease
 from tenure.sched.request import Request
-from tenure.session.journal import TurnDetail
+from tenure.session.journal import Done, TurnDetail
 from tenure.session.session import Session
 from tenure.session.turns import DoneTurn, RunningTurn, Turn
 
@@ -84,11 +86,22 @@ def finished(
     )
 
 
-def detail(request: Request, event: TurnFinished) -> TurnDetail:
-    """What the journal keeps of how a turn was asked for and how it ended."""
-    spec = request.spec
-    result = TurnResult(event.finish, event.usage, event.timings, spec.turn.request_digest)
-    return TurnDetail(spec.turn.params, spec.seed, result)
+def ended(
+    request: Request, session: Session, event: TurnFinished, lease: Lease | None, told: Done
+) -> EndedTurn:
+    """What the journal is to keep of a session's turn that has run."""
+    spec, turn = request.spec, request.spec.turn
+    result = TurnResult(event.finish, event.usage, event.timings, turn.request_digest)
+    return EndedTurn(
+        session=session,
+        turn_id=turn.node,
+        source=request,
+        output=request.output,
+        lease=lease,
+        told=told,
+        detail=TurnDetail(turn.params, spec.seed, result),
+        hold_s=turn.hold_s or 0.0,
+    )
 
 
 def replay(asked: TurnRequest, turn: Turn, tenant: str) -> Iterator[TurnEvent]:
