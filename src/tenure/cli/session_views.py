@@ -33,7 +33,7 @@ def summary_table(found: Sequence[SessionState], now: float) -> Table:
 
 def state_table(one: SessionState, now: float) -> Table:
     """All about one session, a line for each fact."""
-    pool = one.kv.get("pool", {})
+    pool = one.kv.pool
     origin = one.origin
     facts = {
         "session": one.id,
@@ -47,8 +47,12 @@ def state_table(one: SessionState, now: float) -> Table:
         "priority": str(one.priority),
         "kind": "streaming" if one.streaming else "tree",
         "forked from": "" if origin is None else f"{origin.session} at {origin.n_tokens:,} tokens",
-        "KV tokens": f"{pool.get('tokens', 0):,}",
-        "KV pages": f"{pool.get('private_pages', 0):,} own, {pool.get('shared_pages', 0):,} shared",
+        "KV tokens": f"{pool.tokens:,}",
+        "KV bytes": f"{pool.bytes:,}",
+        "KV pages": "; ".join(
+            f"{group.kind} {group.private_pages:,} own, {group.shared_pages:,} shared"
+            for group in pool.groups
+        ),
         "hits, misses": f"{one.hits:,}, {one.misses:,}",
         "last miss": one.last_miss or "",
     }

@@ -23,6 +23,31 @@ class Origin(msgspec.Struct, frozen=True):
     n_tokens: int
 
 
+class GroupHeld(msgspec.Struct, frozen=True):
+    """Pages of one KV group; `kind` is full, sliding or recurrent."""
+
+    kind: str
+    private_pages: int
+    shared_pages: int
+    page_bytes: int
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """KV in memory; shared pages lie in the prefix tree, where other sessions may hold them too."""
+
+    tokens: int = 0
+    private_pages: int = 0
+    shared_pages: int = 0
+    bytes: int = 0
+    groups: tuple[GroupHeld, ...] = ()
+
+
+class Kv(msgspec.Struct, frozen=True):
+    """KV by tier."""
+
+    pool: Pool = Pool()
+
+
 class SessionState(msgspec.Struct, frozen=True):
     """A session as it stood when it was asked for; the last fields are not in lists.
 
@@ -48,7 +73,7 @@ class SessionState(msgspec.Struct, frozen=True):
     held_tokens: int
     digest: str | None = None
     running: tuple[str, ...] = ()
-    kv: dict[str, dict[str, int]] = {}
+    kv: Kv = Kv()
     hits: int = 0
     misses: int = 0
     last_miss: str | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tenure.core.events import KvLoss, Origin, TurnResult
+from tenure.core.held import KvHeld
 from tenure.core.tokens import Tokens
 from tenure.core.turns import OpenSession, TurnKind
 
@@ -260,18 +261,6 @@ class TurnDetails:
     new: Tokens
     output: Tokens
     digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class KvHeld:
-    """KV that a session holds, in distinct pages over all groups; `n_tokens` over all its leases.
-
-    Shared pages lie in the prefix tree, where other sessions may hold them too.
-    """
-
-    n_tokens: int
-    n_private_pages: int
-    n_shared_pages: int
 
 
 @dataclass(frozen=True, slots=True)

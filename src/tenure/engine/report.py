@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from tenure.core.events import Origin
+from tenure.core.held import GroupHeld, KvHeld
 from tenure.core.info import (
     AuditInfo,
     EngineInfo,
     GroupInfo,
-    KvHeld,
     ModelInfo,
     SessionFilter,
     SessionInfo,
@@ -185,13 +185,20 @@ class Reporter:
         """Of idle turns, and of those that run."""
         leases = [lease for _, lease in session.idle_leases()]
         leases += self._parts.engine.leases_of(session)
-        shared: set[tuple[int, int]] = set()
-        private: set[tuple[int, int]] = set()
+        kinds = self._parts.kv.spec.groups
+        private: list[set[int]] = [set() for _ in kinds]
+        shared: list[set[int]] = [set() for _ in kinds]
         for lease in leases:
             for group, (own, common) in enumerate(lease.pages()):
-                private.update((group, page) for page in own)
-                shared.update((group, page) for page in common)
-        return KvHeld(sum(lease.committed for lease in leases), len(private), len(shared))
+                private[group].update(own)
+                shared[group].update(common)
+        groups = tuple(
+            GroupHeld(_kind(group), len(own), len(common), n_bytes)
+            for group, own, common, n_bytes in zip(
+                kinds, private, shared, self._parts.page_bytes, strict=True
+            )
+        )
+        return KvHeld(sum(lease.committed for lease in leases), groups)
 
 
 class _Summary(TypedDict):

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tenure.kv.spec import FullGroup, KvSpec, RecurrentGroup, SlidingGroup
 from tenure.model.chat_template import CHATML
 from tenure.testing.harness import FakeSetup
 
@@ -221,9 +222,33 @@ async def test_touch_and_evict(served):
     evicted = await verb(served, "evict")
     assert evicted["freed"]["pages"] == 6
     info = await show(served)
-    assert info["kv"]["pool"] == {"tokens": 0, "private_pages": 0, "shared_pages": 0}
+    pool = info["kv"]["pool"]
+    assert (pool["tokens"], pool["private_pages"], pool["shared_pages"]) == (0, 0, 0)
+    assert pool["bytes"] == 0
     assert (await turn(served, input_ids=[1]))["usage"]["recomputed"] == 24
     assert (await show(served))["last_miss"] == "evict"
+
+
+async def test_kv_is_told_by_group(serve):
+    """Pages of 4: 24 tokens in 6 of full attention, a window of 8 in no more than 3, one state."""
+    kinds = (FullGroup(64), SlidingGroup(64, 8), RecurrentGroup(16, 0))
+    served = serve(FakeSetup(kv=KvSpec(4, kinds)))
+    await opened(served, id="s")
+    await turn(served, input_ids=list(range(21)))
+    pool = (await show(served))["kv"]["pool"]
+    full, sliding, state = pool["groups"]
+    assert [one["kind"] for one in pool["groups"]] == ["full", "sliding", "recurrent"]
+    assert (full["private_pages"], full["shared_pages"]) == (0, 6)
+    assert 2 <= sliding["private_pages"] + sliding["shared_pages"] <= 3
+    assert state["private_pages"] >= 1
+    for place in ("private_pages", "shared_pages"):
+        assert pool[place] == sum(one[place] for one in pool["groups"])
+    assert pool["bytes"] == sum(
+        (one["private_pages"] + one["shared_pages"]) * one["page_bytes"] for one in pool["groups"]
+    )
+    (info,) = (await served.http.get("/server_info")).json()["internal_states"]
+    known = [(one["kind"], one["page_bytes"]) for one in info["groups"]]
+    assert known == [(one["kind"], one["page_bytes"]) for one in pool["groups"]]
 
 
 async def test_odd_metadata_is_kept_or_refused(served):

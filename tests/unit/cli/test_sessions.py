@@ -66,6 +66,8 @@ def test_people_see_tables_and_trees(run, url, session):
     shown = run("sessions", "show", "s", "--url", url).out
     assert "2 (0 running)" in shown
     assert session.info().digest[:16] in shown.replace("\n", "")
+    (group,) = session.info().kv.pool.groups
+    assert f"full {group.private_pages} own, {group.shared_pages} shared" in shown
     tree = run("sessions", "tree", "s", "--url", url).out
     assert tree.index("a ") < tree.index("b ")
     assert "(tip)" in tree

@@ -67,17 +67,28 @@ def summary_json(found: SessionSummary, now: Wall = time.time) -> Json:
 
 def info_json(found: SessionInfo) -> Json:
     """All about a session, but its turns."""
-    kv = {
-        "tokens": found.kv.n_tokens,
-        "private_pages": found.kv.n_private_pages,
-        "shared_pages": found.kv.n_shared_pages,
+    kv = found.kv
+    pool = {
+        "tokens": kv.n_tokens,
+        "private_pages": kv.n_private_pages,
+        "shared_pages": kv.n_shared_pages,
+        "bytes": kv.n_bytes,
+        "groups": [
+            {
+                "kind": group.kind,
+                "private_pages": group.n_private_pages,
+                "shared_pages": group.n_shared_pages,
+                "page_bytes": group.page_bytes,
+            }
+            for group in kv.groups
+        ],
     }
     last_miss = found.hits.last_miss
     return {
         **summary_json(found),
         "digest": found.digest,
         "running": found.running,
-        "kv": {"pool": kv},
+        "kv": {"pool": pool},
         "hits": found.hits.n_hits,
         "misses": found.hits.n_misses,
         "last_miss": None if last_miss is None else last_miss.value,

@@ -50,12 +50,23 @@ class SummaryDoc(BaseModel):
     held_tokens: int = Field(description="KV that its idle turns hold.")
 
 
+class GroupDoc(BaseModel):
+    """Pages of one KV group. A page of a recurrent group is a whole running state."""
+
+    kind: str = Field(description="full, sliding or recurrent.")
+    private_pages: int
+    shared_pages: int
+    page_bytes: int
+
+
 class PoolDoc(BaseModel):
     """KV in memory; shared pages lie in the prefix tree."""
 
     tokens: int
     private_pages: int
     shared_pages: int
+    bytes: int = Field(description="Of its pages, own and shared.")
+    groups: list[GroupDoc]
 
 
 class KvDoc(BaseModel):
