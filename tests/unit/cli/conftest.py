@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+import structlog
 
 from tenure.cli import backends
 from tenure.cli.main import main
@@ -23,6 +25,14 @@ class Ran:
     out: str
     err: str
     status: int
+
+
+@pytest.fixture(autouse=True)
+def logs_apart() -> Iterator[None]:
+    """What a server in this process logs is no part of what a command writes."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture
