@@ -3,10 +3,11 @@ running states are worth.
 
     python bench/hybrid.py [--backend reference]
 
-First the memory of one session by its length, for models of one kind of layer and of two. Then a
-session of 2,000 tokens whose turn is aborted, or which is rewound: how much is computed
-again, with checkpoints and without. Last, conversations that share system prompts: what part of
-their prompts is found in the cache, for several numbers of states kept.
+First the pages and bytes of one session by its length, as running servers tell them, for models of
+one kind of layer and of two. The rest runs in an engine of this process. A
+session of 2,000 tokens whose turn is aborted, or which is rewound: how much is computed again, with
+checkpoints and without. Last, conversations that share system prompts: what part of their prompts
+is found in the cache, for several numbers of states kept.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import argparse
 from dataclasses import replace
 from random import Random
 
+from _held import print_held
 from tenure.backend.base import BackendSettings
 from tenure.backend.registry import find_backend
 from tenure.core.config import EngineConfig
 from tenure.core.params import SamplingParams
 from tenure.core.turns import SessionRef
 from tenure.kv.spec import RecurrentGroup
-from tenure.model.spec import ModelSpec
 from tenure.runner.sizing import KvWish, size_kv
 from tenure.testing.dict_weights import DictWeights
 from tenure.testing.real_engine import RealEngine
@@ -30,16 +31,6 @@ from tenure.testing.tiny_specs import MAMBA, heads, mixed
 SPEC = replace(
     mixed((MAMBA,), (heads(),), (MAMBA,)), n_vocab=264, context_len=4096, family="tiny hybrid"
 )
-KINDS = {
-    "full": replace(mixed((heads(),), (heads(),), (heads(),)), n_vocab=264, context_len=4096),
-    "sliding, window 128, and one full": replace(
-        mixed((heads(window=128),), (heads(group=1),), (heads(window=128),)),
-        n_vocab=264,
-        context_len=4096,
-    ),
-    "recurrent, and one full": SPEC,
-}
-LENGTHS = (256, 512, 1024, 2048)
 NEW = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
 N_SESSION = 2000
 N_RUNNING = 8
@@ -48,27 +39,14 @@ N_SYSTEM, N_CONVERSATIONS, N_TURNS = 16, 64, 4
 SYSTEM_TOKENS, TURN_TOKENS = 520, 150
 
 
-def engine_with(n_checkpoints: int, backend: str, spec: ModelSpec = SPEC) -> RealEngine:
+def engine_with(n_checkpoints: int, backend: str) -> RealEngine:
     settings = BackendSettings("cpu", threads=1)
-    weights = DictWeights.random(spec)
-    executor = find_backend(backend).load(spec, weights, settings, lambda *_: None)
+    weights = DictWeights.random(SPEC)
+    executor = find_backend(backend).load(SPEC, weights, settings, lambda *_: None)
     wish = KvWish(16, 1 << 17, N_RUNNING, STEP_TOKENS, n_checkpoints)
-    kv = size_kv(spec, executor.kv_bytes_per_page(16), wish, 1 << 34)
+    kv = size_kv(SPEC, executor.kv_bytes_per_page(16), wish, 1 << 34)
     config = EngineConfig(STEP_TOKENS, STEP_TOKENS, N_RUNNING)
-    return RealEngine(executor, spec, kv, config)
-
-
-def session_bytes(spec: ModelSpec, n_tokens: int, backend: str) -> int:
-    """What one session of `n_tokens` holds when its turn has ended, as /server_info tells it."""
-    engine = engine_with(0, backend, spec)
-    engine.open("s")
-    engine.turn("t", ids(Random(0), n_tokens - 8), SessionRef("s"), NEW)
-    held = sum(
-        (group.n_private + group.n_tree) * group.page_bytes
-        for group in engine.parts.reporter.info().groups
-    )
-    engine.close()
-    return held
+    return RealEngine(executor, SPEC, kv, config)
 
 
 def state_bytes(backend: str) -> int:
@@ -143,11 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="auto", help="auto, native or reference")
     backend = parser.parse_args().backend
-    print("| bytes of one session, 3 layers | " + " | ".join(map(str, LENGTHS)) + " tokens |")
-    print("|---" * (1 + len(LENGTHS)) + "|")
-    for what, spec in KINDS.items():
-        held = [f"{session_bytes(spec, n, backend):,}" for n in LENGTHS]
-        print(f"| {what} | " + " | ".join(held) + " |")
+    print_held(backend)
     print()
     every, each = checkpoint_interval(backend), state_bytes(backend)
     print(f"{SPEC.family}: a state of {each:,} bytes, a checkpoint every {every} tokens\n")

@@ -78,12 +78,22 @@ def write_tiny_model(
 
     `family` is a key of ARCHITECTURES; `encoding` is F32, F16 or BF16. The folder is made.
     """
+    return write_configured(folder, hf_config(family, shape, tied), seed=seed, encoding=encoding)
+
+
+def write_configured(
+    folder: Path,
+    config: Mapping[str, object],
+    *,
+    seed: int = 0,
+    encoding: Encoding = Encoding.F32,
+) -> Path:
+    """The same for a `config.json` of any family that is read."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = hf_config(family, shape, tied)
     blueprint = blueprint_from_hf("config.json", config)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS]}))
-    write_tokenizer(folder, shape.n_vocab)
+    write_tokenizer(folder, blueprint.spec.n_vocab)
     tensors = _stored(blueprint, tiny_weights(blueprint, seed), encoding, encoding)
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
