@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import (
     BloomConfig,
     GPT2Config,
@@ -92,6 +93,31 @@ def test_sessions_run_on_it(twin) -> None:
     whole = [*made.ids(40), *first["output_ids"], 5, 6, *again["output_ids"]]
     chosen = made.logits(whole[:-1])[-6:].argmax(-1)
     assert again["output_ids"] == chosen.tolist()
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_hidden_states_are_what_the_head_reads(twin, name: str) -> None:
+    made = twin(CONFIGS[name])
+    write_tokenizer(made.folder, 264)
+    new = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+    with tenure.Engine(str(made.folder), max_kv_tokens=2048, step_tokens=16) as engine:
+        session = engine.open_session()
+        first = engine.generate(
+            input_ids=made.ids(40), sampling_params=new, session_params={"id": session}
+        )
+        last = engine.generate(
+            input_ids=[5, 6],
+            sampling_params=new,
+            session_params={"id": session, "rid": first["meta_info"]["id"]},
+            return_hidden_states=True,
+        )
+    prompt, *output = last["meta_info"]["hidden_states"]
+    whole = [*made.ids(40), *first["output_ids"], 5, 6, *last["output_ids"]]
+    states = np.array([*prompt, *output], np.float32)
+    assert (len(prompt), len(states)) == (46, len(whole) - 1)
+    with torch.inference_mode():
+        logits = made.model.lm_head(torch.from_numpy(states)).numpy()
+    made.agree(logits, made.logits(whole[:-1]))
 
 
 @pytest.mark.parametrize(
