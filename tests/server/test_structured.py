@@ -22,7 +22,9 @@ TAG = {
     "type": "structural_tag",
     "structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}],
     "triggers": ["<f="],
+    "at_least_one": False,
 }
+OTHER = {"begin": "<g=", "schema": SCHEMA, "end": "</g>"}
 TREE = {
     "type": "structural_tag",
     "format": {
@@ -32,11 +34,15 @@ TREE = {
             {
                 "type": "or",
                 "elements": [
-                    {"type": "regex", "pattern": "[a-c]{2}/"},
+                    {"type": "regex", "pattern": "[a-c]{2}/", "excludes": []},
                     {
                         "type": "tag",
                         "begin": "<j>",
-                        "content": {"type": "json_schema", "json_schema": SCHEMA},
+                        "content": {
+                            "type": "json_schema",
+                            "json_schema": SCHEMA,
+                            "style": "json",
+                        },
                         "end": "</j>",
                     },
                 ],
@@ -152,6 +158,18 @@ async def test_a_structure_that_was_cut_is_gone_on_with(served):
         (
             {"structural_tag": '{"format": {"type": "odd"}}'},
             "structural_tag.format (odd) is not supported",
+        ),
+        (
+            {"structural_tag": json.dumps({**TAG, "at_least_one": True})},
+            "structural_tag.at_least_one is not supported",
+        ),
+        (
+            {"structural_tag": json.dumps({**TAG, "structures": [*TAG["structures"], OTHER]})},
+            "structural_tag.structures must be tags that begin with a trigger, got '<g='.",
+        ),
+        (
+            {"structural_tag": '{"format": {"type": "any_text", "excludes": ["x"]}}'},
+            "structural_tag.excludes is not supported",
         ),
         ({"grammar_begun": 3}, "grammar_begun must be absent without a grammar, got 3."),
         ({"regex": "a", "grammar_begun": -1}, "grammar_begun must be at least 0"),

@@ -14,6 +14,7 @@ import msgspec
 from tenure.core.errors import InvalidField, UnsupportedField
 from tenure.server.chat.grammar import StructuralTag
 from tenure.server.chat.lark import Rules
+from tenure.server.chat.refusals import NOTHING
 
 MAX_DEPTH = 32
 
@@ -28,6 +29,7 @@ def tag_grammar(wanted: StructuralTag, rules: Rules) -> str:
     tree = reader.object(found)
     if "structures" in tree:
         return rules.source(reader.triggered(tree, "structures"))
+    reader.only(tree, "format")
     return rules.source(reader.format(reader.object(tree.get("format")), 0))
 
 
@@ -46,18 +48,30 @@ class _Reader:
                 allowed = "made of objects, with structures and triggers, or format"
                 raise InvalidField(self._field, value, allowed)
 
+    def only(self, tree: Mapping[str, object], *keys: str) -> None:
+        """Raise UnsupportedField for another key than these and `type` that asks for something."""
+        for key, value in tree.items():
+            if key not in ("type", *keys) and value is not None and value not in NOTHING:
+                raise UnsupportedField(f"{self._field}.{key:.40}", "it is not built")
+
     def triggered(self, tree: Mapping[str, object], name: str) -> str:
         """Free text in which each trigger begins one of the tags that begin with it."""
+        self.only(tree, name, "triggers")
         tags = [self.object(tag) for tag in self._list(tree.get(name), name)]
+        begins = [self._text(tag.get("begin"), "begin") for tag in tags]
+        marks = [
+            self._text(mark, "triggers") for mark in self._list(tree.get("triggers"), "triggers")
+        ]
         spans: dict[str, list[str]] = {}
-        for trigger in self._list(tree.get("triggers"), "triggers"):
-            mark = self._text(trigger, "triggers")
-            begun = [tag for tag in tags if self._text(tag.get("begin"), "begin").startswith(mark)]
+        for mark in marks:
+            begun = [tag for tag, begin in zip(tags, begins, strict=True) if begin.startswith(mark)]
             if not mark or not begun:
-                raise InvalidField(
-                    f"{self._field}.triggers", mark, "what a tag's begin starts with"
-                )
+                allowed = "what a tag's begin starts with"
+                raise InvalidField(f"{self._field}.triggers", mark, allowed)
             spans[mark] = [self._tag(tag, 0, skip=len(mark)) for tag in begun]
+        for begin in begins:
+            if not begin.startswith(tuple(marks)):
+                raise InvalidField(f"{self._field}.{name}", begin, "tags that begin with a trigger")
         return self._rules.free_with(spans)
 
     def format(self, tree: Mapping[str, object], depth: int) -> str:
@@ -67,12 +81,17 @@ class _Reader:
         rules = self._rules
         match tree.get("type"):
             case "const_string":
+                self.only(tree, "value")
                 return rules.text(self._text(tree.get("value"), "value"))
             case "json_schema":
+                style = ("style",) if tree.get("style") == "json" else ()
+                self.only(tree, "json_schema", *style)
                 return rules.json(tree.get("json_schema", {}))
             case "regex":
+                self.only(tree, "pattern")
                 return rules.pattern(self._text(tree.get("pattern"), "pattern"))
             case "any_text":
+                self.only(tree)
                 return rules.free()
             case "sequence":
                 return " ".join(self._elements(tree, depth))
@@ -91,15 +110,19 @@ class _Reader:
         end = self._text(tag.get("end", ""), "end")
         head = self._rules.text(begin) if begin else ""
         if "schema" in tag:
+            self.only(tag, "begin", "end", "schema")
             content = self._rules.json(tag["schema"])
         else:
+            self.only(tag, "begin", "end", "content")
             inner = self.object(tag.get("content"))
             if inner.get("type") == "any_text" and end:
+                self.only(inner)
                 return f"{head} {self._rules.up_to(end)}"
             content = self.format(inner, depth + 1)
         return f"{head} {content} {self._rules.text(end) if end else ''}"
 
     def _elements(self, tree: Mapping[str, object], depth: int) -> list[str]:
+        self.only(tree, "elements")
         found = self._list(tree.get("elements"), "elements")
         if not found:
             raise InvalidField(f"{self._field}.elements", found, "not empty")
