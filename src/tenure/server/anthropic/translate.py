@@ -30,7 +30,7 @@ from tenure.server.chat.bounds import Bounds, in_wire_words
 from tenure.server.chat.grammar import Grammar, JsonSchema, ToolCalls, combined
 from tenure.server.chat.messages import tool
 from tenure.server.chat.places import place_of
-from tenure.server.chat.refusals import Refused, adapter_of, refuse
+from tenure.server.chat.refusals import Refused, adapter_of, refuse, refuse_beside
 from tenure.server.sglang.translate import namespace
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
@@ -182,6 +182,8 @@ def _call_grammar(body: MessagesBody) -> ToolCalls | None:
     several = not choice.disable_parallel_tool_use
     if choice.type in ("any", "tool") and not names:
         raise InvalidField("tool_choice", choice.type, "none or absent without tools")
+    if choice.type != "tool":
+        refuse_beside(choice, choice.type, ("disable_parallel_tool_use",), "tool_choice")
     match choice.type:
         case "any":
             return ToolCalls("tool_choice", names, several=several, strict=strict)
@@ -286,6 +288,7 @@ def _result(block: ToolResultBlock, path: str) -> Message:
 def _part(part: TextBlock | OtherBlock, path: str) -> str:
     match part:
         case TextBlock(text=text):
+            refuse(part, PART_REFUSED, f"{path}.")
             return text
         case OtherBlock():
             raise _refused(part, path)

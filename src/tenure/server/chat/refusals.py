@@ -42,6 +42,16 @@ def refuse(body: Wire, table: Mapping[str, Refused], path: str = "") -> None:
             raise UnsupportedField(f"{path}{field}", refused.reason)
 
 
+def refuse_beside(body: Wire, kind: str, fields: Iterable[str], path: str) -> None:
+    """Raise InvalidField for a field that is set and is none of `type` and `fields`.
+
+    `body` is of type `kind`, which has these fields.
+    """
+    for field in sorted(body.model_fields_set - {"type", *fields}):
+        name = type(body).model_fields[field].alias or field
+        raise InvalidField(f"{path}.{name}", getattr(body, field), f"absent for type {kind}")
+
+
 def adapter_of(asked: str | None, served: str, lora_path: str | None = None) -> AdapterName | None:
     """The adapter that `model` and `lora_path` ask for; whether there is one, `check_adapter` says.
 

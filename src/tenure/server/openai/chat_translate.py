@@ -13,7 +13,7 @@ from tenure.server.chat.bounds import Bounds
 from tenure.server.chat.grammar import Grammar, ToolCalls, combined
 from tenure.server.chat.messages import call_message, tool
 from tenure.server.chat.places import place_of
-from tenure.server.chat.refusals import Refused, refuse
+from tenure.server.chat.refusals import Refused, refuse, refuse_beside
 from tenure.server.openai import decoding
 from tenure.server.openai.decoding import grammar_of, n_answers, run_of, turn_ids
 from tenure.server.openai.schema import (
@@ -210,9 +210,8 @@ def _content(message: MessageBody, path: str) -> str | list[dict[str, object]]:
 
 def _part(part: PartBody, path: str) -> dict[str, object]:
     match part.type, part.text, part.refusal:
-        case "text", str(text), None:
-            return {"type": "text", "text": text}
-        case "refusal", None, str(text):
+        case ("text", str(text), _) | ("refusal", _, str(text)):
+            refuse_beside(part, part.type, (part.type, "prompt_cache_breakpoint"), path)
             return {"type": "text", "text": text}
         case "text" | "refusal" as kind, _, _:
             raise InvalidField(path, None, f"a part with {kind}")

@@ -20,7 +20,7 @@ from tenure.server.chat.grammar import (
     Shape,
     StructuralTag,
 )
-from tenure.server.chat.refusals import Refused, adapter_of
+from tenure.server.chat.refusals import Refused, adapter_of, refuse_beside
 from tenure.server.openai.schema import DecodingBody, ExtendedBody, ResponseFormat
 from tenure.server.processors import processor_of
 from tenure.server.sglang.translate import namespace
@@ -45,6 +45,11 @@ WIRE_NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """The engine's names of fields in this interface's words."""
+
+FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"json_schema": ("json_schema",), "structural_tag": ("structures", "triggers", "format")}
+)
+"""What a `response_format` has besides its type; others have nothing."""
 
 
 def run_of(
@@ -153,6 +158,7 @@ def n_answers(body: DecodingBody, bounds: Bounds, n_prompts: int, place: Place) 
 def _format(asked: ResponseFormat | None) -> Shape | None:
     if asked is None:
         return None
+    refuse_beside(asked, asked.type, FORMAT_FIELDS.get(asked.type, ()), "response_format")
     match asked.type:
         case "text":
             return None

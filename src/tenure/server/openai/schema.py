@@ -115,6 +115,7 @@ class PartBody(Wire):
     type: str
     text: str | None = None
     refusal: str | None = None
+    prompt_cache_breakpoint: Any = about(None, "Accepted; equal prefixes are found anyway.")
     image_url: Any = about(None, "Not supported by this model.")
     input_audio: Any = about(None, "Not supported by this model.")
     file: Any = about(None, "Not supported by this model.")

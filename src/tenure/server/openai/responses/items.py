@@ -10,7 +10,7 @@ from uuid import uuid4
 from tenure.core.errors import InvalidField, UnsupportedField
 from tenure.model.chat_template import Message
 from tenure.server.chat.messages import call_message
-from tenure.server.chat.refusals import Refused, refuse
+from tenure.server.chat.refusals import Refused, refuse, refuse_beside
 from tenure.server.openai.responses.schema import (
     ContentBody,
     FunctionCallItem,
@@ -37,6 +37,7 @@ NO_SUCH: Mapping[str, Refused] = MappingProxyType(
         "detail": Refused("the model takes text only"),
     }
 )
+TEXT_FIELDS = ("text", "annotations", "logprobs", "prompt_cache_breakpoint", *NO_SUCH)
 
 
 def new_id(prefix: str) -> str:
@@ -71,12 +72,14 @@ def kept(item: ItemBody, path: str, find: Callable[[str], Item | None]) -> Item:
                 "status": item.status or "completed",
             }
         case FunctionOutputItem():
+            named = {} if item.name is None else {"name": item.name}
             return {
                 "type": "function_call_output",
                 "id": item.id or new_id("fco"),
                 "call_id": item.call_id,
                 "output": _text(item.output, f"{path}.output"),
                 "status": item.status or "completed",
+                **named,
             }
         case ReasoningItem():
             text = _text(item.content or [], f"{path}.content")
@@ -120,8 +123,9 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
                 calls = cast("list[object]", _reply(said, None).setdefault("tool_calls", []))
                 calls.append(call_message(call_id, name, str(item["arguments"])))
             case {"type": "function_call_output", "call_id": call_id, "output": output}:
+                name = names.get(call_id, item.get("name"))
                 result = {"role": "tool", "tool_call_id": call_id, "content": output}
-                said.append(result | ({"name": names[call_id]} if call_id in names else {}))
+                said.append(result | ({} if name is None else {"name": name}))
             case _:
                 raise AssertionError(f"an item of unknown type was kept: {item!r:.80}")
     for message in said:
@@ -171,9 +175,11 @@ def _text(content: str | list[ContentBody], path: str) -> str:
 def _part(part: ContentBody, path: str) -> str:
     refuse(part, NO_SUCH, f"{path}.")
     match part.type, part.text, part.refusal:
-        case kind, str(text), None if kind in TEXT_TYPES:
+        case kind, str(text), _ if kind in TEXT_TYPES:
+            refuse_beside(part, kind, TEXT_FIELDS, path)
             return text
-        case "refusal", None, str(text):
+        case "refusal", _, str(text):
+            refuse_beside(part, "refusal", ("refusal", *NO_SUCH), path)
             return text
         case kind, _, _ if kind in TEXT_TYPES or kind == "refusal":
             raise InvalidField(path, None, f"a part with its text, of type {kind}")

@@ -22,6 +22,7 @@ class ContentBody(Wire):
     type: str
     text: str | None = None
     refusal: str | None = None
+    prompt_cache_breakpoint: Any = about(None, "Accepted; equal prefixes are found anyway.")
     annotations: list[Any] | None = about(None, "Accepted from earlier answers.")
     logprobs: list[Any] | None = about(None, "Accepted from earlier answers.")
     image_url: Any = about(None, "Not supported by this model.")

@@ -12,7 +12,7 @@ from tenure.server.chat.ask import Run, Tool, View
 from tenure.server.chat.bounds import Bounds, in_wire_words
 from tenure.server.chat.grammar import Grammar, JsonObject, JsonSchema, Shape, ToolCalls, combined
 from tenure.server.chat.messages import tool
-from tenure.server.chat.refusals import NOTHING, Refused, adapter_of, refuse
+from tenure.server.chat.refusals import NOTHING, Refused, adapter_of, refuse, refuse_beside
 from tenure.server.openai.responses.schema import (
     NamedTool,
     ReasoningConfig,
@@ -130,10 +130,11 @@ def _format(body: ResponseBody) -> Shape | None:
     if body.text.verbosity not in (None, "medium", *NOTHING):
         raise UnsupportedField("text.verbosity", "the model has no such setting")
     wanted = body.text.format
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
         return None
-    if wanted.type == "json_object":
-        return JsonObject("text.format")
+    if wanted.type != "json_schema":
+        refuse_beside(wanted, wanted.type, (), "text.format")
+        return None if wanted.type == "text" else JsonObject("text.format")
     if wanted.schema_ is None:
         raise InvalidField("text.format.schema", None, "a JSON schema")
     return JsonSchema("text.format", json.dumps(wanted.schema_), lenient=not wanted.strict)
@@ -149,7 +150,8 @@ def _call_grammar(body: ResponseBody) -> ToolCalls | None:
             raise InvalidField("tool_choice", "required", "none or absent without tools")
         case "required":
             return ToolCalls("tool_choice", names, several=several, strict=strict)
-        case NamedTool(type="function", name=str(name)):
+        case NamedTool(type="function", name=str(name)) as choice:
+            refuse_beside(choice, choice.type, ("name",), "tool_choice")
             if name not in names:
                 raise InvalidField("tool_choice", name, f"one of the tools {list(names)}")
             return ToolCalls("tool_choice", (name,), several=False, strict=strict)
