@@ -69,7 +69,7 @@ def taught(script):
     script.teach(messages, "5 it is.", TOOLS)
 
 
-@pytest.mark.parametrize("name", ["openai.mjs", "ai-sdk.mjs"])
+@pytest.mark.parametrize("name", ["openai.mjs", "ai-sdk.mjs", "ai-sdk-responses.mjs"])
 async def test_a_client(site, installed, tmp_path, name):
     taught(site.script)
     # Node looks for packages beside the script.
