@@ -161,6 +161,11 @@ async def test_an_unknown_path_has_the_shape_too(server):
             "response_format",
             "response_format must be a grammar that can be used",
         ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"name": "a"}}},
+            "response_format.json_schema",
+            "response_format.json_schema must be absent for type json_object, got {'name': 'a'}.",
+        ),
         ({"regex": "a", "ebnf": "b"}, None, "regex and ebnf cannot all be set"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "chat_template_kw"),
         ({"continue_final_message": True}, "continue_final_message", "continue_final_message must"),

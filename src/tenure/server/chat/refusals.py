@@ -47,9 +47,9 @@ def refuse_beside(body: Wire, kind: str, fields: Iterable[str], path: str) -> No
 
     `body` is of type `kind`, which has these fields.
     """
-    for field in sorted(body.model_fields_set - {"type", *fields}):
-        name = type(body).model_fields[field].alias or field
-        raise InvalidField(f"{path}.{name}", getattr(body, field), f"absent for type {kind}")
+    beside = body.model_fields_set - {"type", *fields}
+    for name, value in body.model_dump(include=beside, by_alias=True, exclude_unset=True).items():
+        raise InvalidField(f"{path}.{name}", value, f"absent for type {kind}")
 
 
 def adapter_of(asked: str | None, served: str, lora_path: str | None = None) -> AdapterName | None:
