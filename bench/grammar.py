@@ -168,6 +168,12 @@ async def plain_token_s(client: EngineClient, n_tokens: int, flags: Flags) -> fl
     return (perf_counter() - began) / (n_tokens * flags.at_once)
 
 
+async def about(client: EngineClient) -> str:
+    """The model, and what computes it."""
+    facts = (await client.info()).backend.items()
+    return ", ".join([client.model.name, *(f"{key} {value}" for key, value in facts)])
+
+
 async def play(client: EngineClient, flags: Flags) -> int:
     """Returns the number of outputs that do not validate."""
     asked = [(name, schema, seed) for name, schema in schemas() for seed in range(flags.seeds)]
@@ -179,7 +185,8 @@ async def play(client: EngineClient, flags: Flags) -> int:
     plain_s = await plain_token_s(client, 128, flags)
     grammars = Grammars(client.text)
     grammars.matcher(GrammarSpec(GrammarKind.REGEX, "a"), EMPTY)
-    table = Table("kind", "outputs", "complete", "invalid", "compile ms", "µs a token", "forced")
+    columns = ("kind", "outputs", "complete", "invalid", "compile ms", "µs a token", "forced")
+    table = Table(*columns, title=await about(client))
     costs = {kind: Cost() for kind in KINDS}
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for (name, schema, _), answers in zip(asked, found, strict=True):
