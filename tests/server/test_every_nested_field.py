@@ -142,13 +142,18 @@ CASES = [
         response_format,
         JSON_FORMAT,
         {"json_schema": {"name": "n", "schema": {"type": "string"}}},
-        TAGS,
+        {**TAGS, "at_least_one": True},
     ),
     Case(
         openai.ResponseFormat,
         response_format,
         {"type": "structural_tag", **TAGS},
-        {"structures": [], "triggers": ["x"], "format": {"type": "regex"}},
+        {
+            "structures": [],
+            "triggers": ["x"],
+            "format": {"type": "regex"},
+            "at_least_one": True,
+        },
         {"json_schema": JSON_FORMAT["json_schema"]},
     ),
     Case(

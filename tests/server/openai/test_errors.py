@@ -166,6 +166,18 @@ async def test_an_unknown_path_has_the_shape_too(server):
             "response_format.json_schema",
             "response_format.json_schema must be absent for type json_object, got {'name': 'a'}.",
         ),
+        (
+            {
+                "response_format": {
+                    "type": "structural_tag",
+                    "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}],
+                    "triggers": ["<a"],
+                    "at_least_one": True,
+                }
+            },
+            "response_format.at_least_one",
+            "response_format.at_least_one is not supported",
+        ),
         ({"regex": "a", "ebnf": "b"}, None, "regex and ebnf cannot all be set"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "chat_template_kw"),
         ({"continue_final_message": True}, "continue_final_message", "continue_final_message must"),

@@ -47,7 +47,10 @@ WIRE_NAMES: Mapping[str, str] = MappingProxyType(
 """The engine's names of fields in this interface's words."""
 
 FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"json_schema": ("json_schema",), "structural_tag": ("structures", "triggers", "format")}
+    {
+        "json_schema": ("json_schema",),
+        "structural_tag": ("structures", "triggers", "at_least_one", "format"),
+    }
 )
 """What a `response_format` has besides its type; others have nothing."""
 

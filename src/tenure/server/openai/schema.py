@@ -42,6 +42,7 @@ class ResponseFormat(Wire):
     json_schema: JsonSchemaFormat | None = None
     structures: list[Any] | None = about(None, "structural_tag: the constrained spans.")
     triggers: Texts | None = about(None, "structural_tag: what begins a span.")
+    at_least_one: bool = about(False, "structural_tag: not supported.")
     format: Json | None = about(None, "structural_tag: its newer form.")
 
 
