@@ -202,18 +202,21 @@ def _long_lived() -> Generator[None]:
 def launch(wiring: Wiring) -> MessageClient:
     """An engine in a thread of its own, and the client that speaks to it."""
     client = MessageClient(wiring.model, wiring.text)
-    client.attach(start_loop(wiring, client))
+    loop = make_loop(wiring, client)
+    loop.start()
+    client.attach(loop)
     return client
 
 
-def start_loop(wiring: Wiring, listener: Listener) -> EngineLoop:
-    """An engine in a thread of its own, which runs; turns' events go to `listener`."""
+def make_loop(wiring: Wiring, listener: Listener) -> EngineLoop:
+    """An engine for a thread of its own, not started yet; turns' events go to `listener`.
+
+    It has something to tell as soon as it runs: sessions may have expired while it was down.
+    """
     outbox: list[Event] = []
     parts = assemble(wiring, outbox.append)
-    loop = EngineLoop(
+    return EngineLoop(
         LoopParts(parts.engine, parts.reporter, parts.porter, parts.grammars, outbox),
         wiring.clock,
         listener,
     )
-    loop.start()
-    return loop

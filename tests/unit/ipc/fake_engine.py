@@ -30,11 +30,18 @@ class FallingRunner(FakeRunner):
         return super().execute(plan)
 
 
+class LaterClock(MonotonicClock):
+    """A day later."""
+
+    def wall(self) -> float:
+        return super().wall() + 86_400.0
+
+
 def build(settings: EngineSettings, progress: Progress) -> Wiring:
     """`good`; `bad` cannot be loaded; `dead` ends while it loads; `falls` ends in a step.
 
-    `once-bad`, `once-other` and `once` are good the first time; then bad, another model, and
-    never ready.
+    `once-bad`, `once-other`, `once` and `later` are good the first time; then bad, another model,
+    never ready, and a day later.
     """
     progress("Loading", 1, 2)
     assert settings.model is not None
@@ -56,7 +63,8 @@ def build(settings: EngineSettings, progress: Progress) -> Wiring:
     setup = FakeSetup(n_pages=2**16, template=CHATML)
     kind = FallingRunner if settings.model == "falls" else FakeRunner
     runner = kind(setup.kv_spec(), setup.model, verify_all=False)
-    wiring = setup.wiring(runner, MonotonicClock())
+    later = settings.model == "later" and not first
+    wiring = setup.wiring(runner, LaterClock() if later else MonotonicClock())
     if settings.model == "once-other" and not first:
         wiring = replace(wiring, model=replace(wiring.model, fingerprint="other"))
     if settings.journal is not None:

@@ -18,6 +18,7 @@ from tenure.core.errors import (
     EngineRestarting,
     EngineStopped,
     ModelError,
+    SessionExpired,
     SessionNotFound,
     UnknownTurn,
     UserError,
@@ -202,6 +203,17 @@ async def test_an_engine_whose_thread_fails_is_replaced(beside) -> None:
 async def test_the_first_start_says_why_it_failed(beside, model, kind, text) -> None:
     with pytest.raises(kind, match=text):
         await beside(model).start()
+
+
+async def test_sessions_that_expired_meanwhile_do_not_keep_an_engine_from_starting(beside) -> None:
+    before = beside("later")
+    client = await before.start()
+    for number in range(20):
+        await client.open_session(OpenSession(str(number), timeout_s=60.0))
+    await before.process.close()
+    client = await beside("later").start()
+    with pytest.raises(SessionExpired):
+        await client.session("0")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from tenure.engine.ipc.link import EngineLink
 from tenure.engine.loop import EngineLoop
 from tenure.engine.messages import Reply
 from tenure.engine.transport import Envelope
-from tenure.engine.wire import Wiring, start_loop
+from tenure.engine.wire import Wiring, make_loop
 
 log = structlog.get_logger(__name__)
 
@@ -105,8 +105,10 @@ class _EngineSide:
             self._link.send(Loading(what, done, total))
 
         wiring = build(self._settings.get(), progress)
-        self._loop = start_loop(wiring, self)
+        self._loop = make_loop(wiring, self)
+        # The server hears Ready first, whatever the loop has to tell at once.
         self._link.send(Ready(wiring.model))
+        self._loop.start()
         return self._loop
 
     def _answer(self, number: int, result: Reply | TenureError) -> None:
