@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import types
 from array import array
 from collections.abc import Iterator, Mapping
@@ -14,7 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from tenure.core import errors
+from tenure import core
 from tenure.core.config import EngineSettings
 from tenure.core.errors import InvalidField, NoRoom, TenureError
 from tenure.core.events import OutwardEvent
@@ -100,12 +102,18 @@ def test_frames_are_told_apart():
             assert type(codec.decode(codec.encode(value))) is kind
 
 
+def error_types() -> Iterator[type[TenureError]]:
+    for found in pkgutil.iter_modules(core.__path__, "tenure.core."):
+        module = importlib.import_module(found.name)
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if issubclass(kind, TenureError) and kind.__module__ == found.name:
+                yield kind
+
+
 def all_errors() -> list[TenureError]:
-    """One of every type of `core.errors`, its arguments by their hints."""
+    """One of every type of `core`, its arguments by their hints."""
     made: list[TenureError] = []
-    for _, kind in inspect.getmembers(errors, inspect.isclass):
-        if not issubclass(kind, TenureError):
-            continue
+    for kind in error_types():
         hints = get_type_hints(kind.__init__)
         names = list(inspect.signature(kind).parameters)
         made.append(kind(**{name: next(samples(hints[name])) for name in names}))

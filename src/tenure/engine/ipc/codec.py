@@ -28,6 +28,7 @@ from typing import (
 
 import msgspec
 
+from tenure.core import errors, tenant
 from tenure.core.errors import TenureError
 from tenure.core.tokens import Tokens
 
@@ -220,7 +221,7 @@ def _classes(root: type[TenureError]) -> Iterator[type[TenureError]]:
 ERRORS = {
     kind.__name__: kind
     for kind in _classes(TenureError)
-    if kind.__module__ == TenureError.__module__
+    if kind.__module__ in (errors.__name__, tenant.__name__)
 }
 
 
