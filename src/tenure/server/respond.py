@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import Header
+from pydantic import BeforeValidator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,8 +19,25 @@ from tenure.server.sse import ClientGone, EventStream, unless_gone
 CLIENT_GONE = 499
 """Never seen by anybody; it stands in the log for an answer without a reader."""
 
+
+def header_text(text: str) -> str:
+    """`text` as a header's value: UTF-8, spelled in the Latin-1 that a header is made of."""
+    return text.encode().decode("latin-1")
+
+
+def _text_of_header(value: str | None) -> str | None:
+    """The inverse; bytes that are no UTF-8 mean what they mean in Latin-1."""
+    if value is None:
+        return None
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        return value
+
+
 SessionHeader = Annotated[
     str | None,
+    BeforeValidator(_text_of_header),
     Header(alias=SESSION_HEADER, description="Go on with this session; opened on first use."),
 ]
 HISTORY_HEADER = "x-session-history"
@@ -77,4 +95,4 @@ def session_headers(job: Job) -> dict[str, str]:
     session = job.outputs[0].turn.session
     if session is None or job.history is History.NONE:
         return {}
-    return {SESSION_HEADER: session.id, HISTORY_HEADER: job.history.value}
+    return {SESSION_HEADER: header_text(session.id), HISTORY_HEADER: job.history.value}

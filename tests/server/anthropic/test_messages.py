@@ -38,6 +38,12 @@ def text_of(message):
 
 
 class TestAnswer:
+    @pytest.mark.parametrize("rid", ["\u65e5\u672c", "\u00e9", "a b"])
+    async def test_an_id_of_any_script_is_the_answers(self, server, rid):
+        answer = await server.post(user("Hi"), rid=rid)
+        assert answer.json()["id"] == rid
+        assert dict(answer.headers.raw)[b"request-id"] == rid.encode()
+
     async def test_it_has_the_shape_of_anthropics(self, server):
         server.teach([user("Hi")], "Hello!")
         answer = await server.post(user("Hi"), model="fake")

@@ -47,6 +47,22 @@ def taught(server, n_turns, tools=None):
 class TestTip:
     """The header `x-session-id`."""
 
+    @pytest.mark.parametrize("session", ["\u65e5\u672c", "\u00e9"])
+    async def test_a_session_may_be_named_in_any_script(self, server, session):
+        await opened(server, session_id=session)
+        headers = {"x-session-id": session.encode()}
+        by_header = await server.chat(user("Hi"), headers=headers)
+        by_field = await server.chat(user("Hi"), session_params={"id": session})
+        for answer in (by_header, by_field):
+            assert dict(answer.headers.raw)[b"x-session-id"] == session.encode()
+        listed = (await server.served.http.get("/v1/sessions")).json()["sessions"]
+        assert [(one["id"], one["turns"]) for one in listed] == [(session, 2)]
+
+    async def test_a_header_that_is_no_utf_8_is_latin_1(self, server):
+        await server.chat(user("Hi"), headers={"x-session-id": b"\xe9"})
+        listed = (await server.served.http.get("/v1/sessions")).json()["sessions"]
+        assert [one["id"] for one in listed] == ["\u00e9"]
+
     async def test_new_messages_continue_the_session(self, server):
         taught(server, 4)
         headers = {"x-session-id": "s"}

@@ -20,7 +20,7 @@ from tenure.server.anthropic.translate import (
 )
 from tenure.server.chat.refusals import adapter_of, refuse
 from tenure.server.errors import json_response
-from tenure.server.respond import SessionHeader, answer, session_headers, streamed
+from tenure.server.respond import SessionHeader, answer, header_text, session_headers, streamed
 from tenure.server.rooms import Here, Room
 
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -92,7 +92,7 @@ class AnthropicRoutes:
 async def _messages(room: Room, body: MessagesBody, session: str | None) -> Response:
     job = await room.chat.begin(messages_ask(body, session, room.bounds))
     writer = MessageWriter(body.model or room.bounds.model.name, has_marks(body))
-    headers = {"request-id": job.outputs[0].turn.id, **session_headers(job)}
+    headers = {"request-id": header_text(job.outputs[0].turn.id), **session_headers(job)}
     if body.stream:
         return await streamed(writer.events(room.chat, job), error_event, headers)
     (output,) = await room.chat.finished(job)
