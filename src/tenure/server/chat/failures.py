@@ -16,6 +16,7 @@ from tenure.core.errors import (
     ContextTooLong,
     EngineStopped,
     InvalidField,
+    JournalFailed,
     Overloaded,
     SessionClosing,
     SessionExpired,
@@ -37,8 +38,8 @@ from tenure.server.errors import HttpError, internal, retry_headers, validation_
 class Failure:
     """`code` is stable, `message` is for people, `param` names a field.
 
-    `retryable`: the engine is away, and the same request may be sent again. `limit`: a limit of the
-    caller's own refuses it, and not the server as a whole.
+    `retryable`: the engine is away, or the disk is full, and the same request may be sent again.
+    `limit`: a limit of the caller's own refuses it, and not the server as a whole.
     """
 
     status: int
@@ -83,10 +84,10 @@ def _of_tenure(error: TenureError) -> Failure:
             return Failure(400, message, code)
         case LimitReached():
             return Failure(429, message, code, headers=retry_headers(error), limit=True)
+        case JournalFailed() | EngineStopped():
+            return Failure(503, message, code, headers=retry_headers(error), retryable=True)
         case Overloaded():
             return Failure(429, message, code, headers=retry_headers(error))
-        case EngineStopped():
-            return Failure(503, message, code, headers=retry_headers(error), retryable=True)
         case TurnFailed():
             return Failure(500, message, code)
         case _:

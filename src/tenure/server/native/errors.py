@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from pydantic import BaseModel, Field
 
 from tenure.core.errors import (
     ContextTooLong,
     DuplicateTurn,
-    JournalFailed,
     Overloaded,
     SessionClosing,
     SessionExists,
@@ -70,9 +67,6 @@ def native_error(error: Exception) -> HttpError:
             return _answer(_with(failure, 413), False, {"limit": limit, "used": used})
         case LimitReached(used=used, limit=limit):
             return _answer(failure, True, {"limit": limit, "used": used})
-        case JournalFailed(retry_after_s=wait_s):
-            headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
-            return _answer(Failure(503, failure.message, error.code, headers=headers), True, {})
         case Overloaded():
             return _answer(failure, True, {})
         case _:
