@@ -227,9 +227,27 @@ def _image(archive: Archive, manifest: _Manifest, session_id: str | None) -> Ses
         turns.append(TurnImage(turn.id, turn.parent, turn.n_inherited, new, output))
         at = end
     options = manifest.options
+    _check_metadata(options.metadata)
+    if manifest.kv is not None:
+        _check_arrays(archive, manifest.kv)
     if session_id is not None:
         options = replace(options, id=session_id)
     return SessionImage(options, manifest.tip, tuple(turns), manifest.fingerprint)
+
+
+def _check_metadata(text: str) -> None:
+    try:
+        msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.MsgspecError as error:
+        raise BadArchive("the session's metadata is no JSON object") from error
+
+
+def _check_arrays(archive: Archive, kv: _Kv) -> None:
+    for number, part in enumerate(kv.parts):
+        for group in range(len(part.firsts)):
+            name = f"kv.{number}.{group}"
+            if name not in archive.arrays or not archive.arrays[name].shape:
+                raise BadArchive(f"it lacks its array {name!r}")
 
 
 async def _read_in(

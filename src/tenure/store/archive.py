@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Annotated, BinaryIO, Literal, TypeAlias
+
+import msgspec
 
 from tenure.core.errors import BadArchive
 from tenure.kv.tier import PageBytes
@@ -29,6 +32,7 @@ CHUNK_BYTES = 1 << 20
 Header: TypeAlias = "dict[str, dict[str, object]]"
 
 ITEM_BYTES = {"I32": 4, "U8": 1}
+VERSION_FORM = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,12 @@ class Tensor:
     shape: tuple[int, ...]
     start: int
     end: int
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: Literal["I32", "U8"]
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
 
 
 class ArchiveWriter:
@@ -130,19 +140,26 @@ class Archive:
         header = _parsed(text)
         facts = header.pop("__metadata__", {})
         version, digest, manifest = (facts.get(n) for n in ("version", "digest", "tenure"))
-        if not (isinstance(version, str) and version.isdecimal() and isinstance(manifest, str)):
+        if not (
+            isinstance(version, str)
+            and VERSION_FORM.fullmatch(version)
+            and isinstance(digest, str)
+            and digest.isascii()
+            and isinstance(manifest, str)
+        ):
             raise BadArchive("it is no session that Tenure exported")
         if int(version) > VERSION:
             raise BadArchive(
                 f"a newer Tenure wrote it (version {version}, this one reads up to {VERSION})"
             )
         self._start = 8 + room
-        blank = raw + text.replace(_digest_field(str(digest)), _digest_field(NO_DIGEST), 1)
+        blank = raw + text.replace(_digest_field(digest), _digest_field(NO_DIGEST), 1)
         if _digest(blank, self._hashed()) != digest:
             raise BadArchive("it does not match its digest: it was changed or cut short")
         self.manifest = manifest
         self.digest = digest
-        self.arrays = {name: _tensor(entry) for name, entry in header.items()}
+        n_bytes = size - self._start
+        self.arrays = {name: _tensor(name, entry, n_bytes) for name, entry in header.items()}
 
     def _hashed(self) -> hashlib._Hash:
         found = hashlib.sha256()
@@ -175,17 +192,20 @@ def _digest_field(digest: str) -> bytes:
 def _parsed(text: bytes) -> Header:
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadArchive("its header is not JSON") from error
     if not isinstance(header, dict) or not all(isinstance(v, dict) for v in header.values()):
         raise BadArchive("its header is not that of a safetensors file")
     return header
 
 
-def _tensor(entry: dict[str, object]) -> Tensor:
-    """An entry of a header whose digest was right, so this program wrote it."""
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    assert isinstance(dtype, str)
-    assert isinstance(shape, Sequence)
-    assert isinstance(offsets, Sequence)
-    return Tensor(dtype, tuple(shape), *offsets)
+def _tensor(name: str, entry: dict[str, object], n_bytes: int) -> Tensor:
+    """An entry of the header. Raises BadArchive: whoever made the file made its digest too."""
+    try:
+        found = msgspec.convert(entry, _Entry)
+    except msgspec.ValidationError as error:
+        raise BadArchive(f"its array {name!r} cannot be read: {error}") from error
+    start, end = found.data_offsets
+    if end > n_bytes or end - start != ITEM_BYTES[found.dtype] * math.prod(found.shape):
+        raise BadArchive(f"its array {name!r} lies elsewhere than its shape says")
+    return Tensor(found.dtype, found.shape, start, end)

@@ -11,6 +11,7 @@ import pytest
 
 from tenure.cli.main import main
 from tenure.core.errors import ConfigError
+from tenure.core.turns import OpenSession
 from tenure.server.limits import Limits
 
 EXPORT = "/v1/sessions/s/export"
@@ -85,6 +86,12 @@ async def test_what_cannot_be_taken_in_is_refused(serve, spool: Path):
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_not_found")
     assert (await one.engine.sessions()) == ["s"]
     assert not list(spool.iterdir())
+
+
+async def test_a_namespace_that_no_request_made_is_shown_as_it_is(served):
+    await served.engine.open_session(OpenSession("s", namespace="of my own"))
+    found = await served.http.get("/v1/sessions/s")
+    assert (found.status_code, found.json()["namespace"]) == (200, "of my own")
 
 
 async def test_files_have_a_bound_of_their_own(serve):

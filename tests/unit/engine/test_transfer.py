@@ -21,6 +21,7 @@ from tenure.engine.client import EngineClient
 from tenure.engine.transfer import export_session, import_session
 from tenure.engine.wire import launch
 from tenure.kv.spec import FullGroup, Group, KvSpec, RecurrentGroup, SlidingGroup
+from tenure.store.archive import Archive, ArchiveWriter
 from tenure.store.journal import SqliteJournal
 from tenure.testing.fake_runner import FakeRunner
 from tenure.testing.harness import GREEDY, FakeSetup
@@ -194,6 +195,32 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing(
     with pytest.raises(BadArchive, match="digest"):
         await import_session(three, path)
     assert await two.sessions() == await three.sessions() == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda manifest: manifest, r"lacks its array 'kv\.0\.0'"),
+        (lambda manifest: manifest.replace('"metadata":"{}"', '"metadata":"[]"'), "metadata"),
+    ],
+    ids=["without its KV", "other metadata"],
+)
+async def test_a_file_that_somebody_else_wrote_is_refused(
+    start: Start, tmp_path: Path, edit: Callable[[str], str], reason: str
+) -> None:
+    one, two = start(), start()
+    await talk(one)
+    await export_session(one, "s", tmp_path / "f", with_kv=True)
+    whole = Archive(tmp_path / "f")
+    manifest = edit(whole.manifest)
+    writer = ArchiveWriter(tmp_path / "g", len(manifest.encode()), 1)
+    writer.begin("tokens", "I32")
+    writer.add(whole.read("tokens"))
+    writer.finish(manifest)
+    whole.close()
+    with pytest.raises(BadArchive, match=reason):
+        await import_session(two, tmp_path / "g")
+    assert await two.sessions() == []
 
 
 async def test_kv_of_another_arithmetic_is_computed_again(start: Start, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -82,6 +83,68 @@ def test_a_newer_version_is_refused_by_name(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "other"
     path.write_bytes(data)
+    with pytest.raises(BadArchive):
+        Archive(path)
+
+
+def changed(data: bytes, **entries: object) -> bytes:
+    """A file with other entries in its header, and the digest that goes with them."""
+    n = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:n]) | entries
+    header["__metadata__"] = header["__metadata__"] | {"digest": "0" * 64}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    blank = len(text).to_bytes(8, "little") + text
+    inner = hashlib.sha256(blank).digest() + hashlib.sha256(data[n:]).digest()
+    digest = hashlib.sha256(inner).hexdigest().encode()
+    return blank.replace(b"0" * 64, digest, 1) + data[n:]
+
+
+def test_a_changed_header_with_its_digest_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "same"
+    path.write_bytes(changed(write(tmp_path / "whole").read_bytes()))
+    Archive(path).close()
+
+
+TOKENS = {"dtype": "I32", "shape": [7], "data_offsets": [0, 28]}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        TOKENS | {"dtype": 5},
+        TOKENS | {"dtype": "F32"},
+        TOKENS | {"shape": "x"},
+        TOKENS | {"shape": [7.5]},
+        TOKENS | {"shape": [-7]},
+        TOKENS | {"shape": [8]},
+        TOKENS | {"data_offsets": "ab"},
+        TOKENS | {"data_offsets": [0, 27]},
+        TOKENS | {"data_offsets": [28, 0]},
+        {"dtype": "I32", "shape": [2**38], "data_offsets": [0, 2**40]},
+    ],
+    ids=str,
+)
+def test_an_array_that_is_not_there_is_refused(tmp_path: Path, entry: object) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(changed(write(tmp_path / "whole").read_bytes(), tokens=entry))
+    with pytest.raises(BadArchive, match="'tokens'"):
+        Archive(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000,
+        b'{"__metadata__":{"version":"%s","digest":"","tenure":""}}' % (b"9" * 5000),
+        b'{"__metadata__":{"version":"1","digest":"\\ud800","tenure":""}}',
+        b'{"a":{"b":%s}}' % (b"9" * 5000),
+    ],
+    ids=len,
+)
+def test_a_header_that_nobody_can_read_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(BadArchive):
         Archive(path)
 

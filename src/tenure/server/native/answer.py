@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -53,7 +52,7 @@ def summary_json(found: SessionSummary, now: Wall = time.time) -> Json:
         "deadline": None if left_s is None else now() + left_s,
         "max_tokens": options.max_tokens,
         "priority": options.priority,
-        "namespace": json.loads(options.namespace)[0] if options.namespace else None,
+        "namespace": _salt(options.namespace),
         "metadata": msgspec.Raw(options.metadata.encode()),
         "capacity_of_str_len": options.capacity,
         "origin": None if origin is None else msgspec.to_builtins(origin),
@@ -63,6 +62,14 @@ def summary_json(found: SessionSummary, now: Wall = time.time) -> Json:
         "in_flight": found.n_running,
         "held_tokens": found.n_held_tokens,
     }
+
+
+def _salt(namespace: str) -> str | None:
+    """The salt that `namespace` was made of; one that came from elsewhere is shown as it is."""
+    try:
+        return msgspec.json.decode(namespace, type=tuple[str | None, str | None])[0]
+    except msgspec.MsgspecError:
+        return namespace or None
 
 
 def info_json(found: SessionInfo) -> Json:
