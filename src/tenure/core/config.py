@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -37,13 +38,16 @@ class JournalSettings:
     """Where sessions are kept so that they survive a restart; `state_dir` None is the user's own.
 
     `required` False lets the engine go on without durability when the disk fails while it runs.
-    `kv_disk_bytes` bounds the pages of their KV that are kept beside them; 0 keeps none.
+    `kv_disk_bytes` bounds the pages of their KV that are kept beside them; 0 keeps none. `owner` is
+    the process to stop to have the folder: the one that made these settings, which need not be the
+    engine's.
     """
 
     state_dir: Path | None = None
     sync: JournalSync = JournalSync.NORMAL
     required: bool = True
     kv_disk_bytes: int = 0
+    owner: int = field(default_factory=os.getpid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,11 @@ class FolderLock:
     It hangs on the open file `lock`, which stays behind: removing it would let two in.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ConfigError where another keeps it, naming its process, or at a bad folder."""
+    def __init__(self, folder: Path, owner: int | None = None) -> None:
+        """Raises ConfigError where another keeps it, naming its `owner`, or at a bad folder.
+
+        `owner` is the process to stop to have the folder; None is this one.
+        """
         path = folder / "lock"
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
@@ -68,7 +71,7 @@ class FolderLock:
         try:
             _lock(self._file)
             os.ftruncate(self._file, 0)
-            os.pwrite(self._file, str(os.getpid()).encode(), 0)
+            os.pwrite(self._file, str(owner or os.getpid()).encode(), 0)
         except OSError as error:
             holder = os.pread(self._file, 32, 0).decode(errors="replace") or "unknown"
             os.close(self._file)

@@ -46,7 +46,7 @@ class SqliteJournal:
     def __init__(self, folder: Path, model: ModelInfo, settings: JournalSettings) -> None:
         """Open the journal of `model` in `folder`, or make it. Raises ConfigError."""
         make_private(folder)
-        self._lock = FolderLock(folder)
+        self._lock = FolderLock(folder, settings.owner)
         with ExitStack() as undo:
             undo.callback(self._lock.release)
             self._database = Database(folder / FILE_NAME, settings.sync)

@@ -24,12 +24,12 @@ class Beside:
     """An engine in a process and the client that speaks to it."""
 
     def __init__(self, folder: Path, state: Path, model: str, delay_s: float) -> None:
-        settings = EngineSettings(
+        self.settings = EngineSettings(
             model=model,
             served_model_name=str(state / f"seen-{model}"),
             journal=JournalSettings(state / "journal"),
         )
-        self.process = EngineProcess(COMMAND, settings, folder, Restarts(delay_s))
+        self.process = EngineProcess(COMMAND, self.settings, folder, Restarts(delay_s))
         self.progress: list[tuple[str, int, int]] = []
         self.n_failures = 0
 

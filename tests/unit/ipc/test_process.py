@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tenure.core.errors import (
+    ConfigError,
     Draining,
     EngineRestarting,
     EngineStopped,
@@ -29,6 +30,7 @@ from tenure.core.params import SamplingParams
 from tenure.core.tokens import tokens
 from tenure.core.turns import OpenSession, SessionRef, TurnRequest
 from tenure.engine.message_client import MessageClient
+from tenure.store.journal import open_journal
 from tenure.testing.harness import FakeSetup
 
 ENDLESS = 100_000
@@ -253,6 +255,15 @@ async def test_closing_ends_the_process_in_order(beside) -> None:
     os.close(watched)
     assert client.health.state is EngineState.STOPPED
     assert client.health.last_exit is None
+
+
+async def test_a_folder_in_use_names_the_server_as_what_to_stop(beside) -> None:
+    """The engine's process ignores a signal to stop, and another would take its place."""
+    engine = beside()
+    client = await engine.start()
+    assert engine.pid != os.getpid()
+    with pytest.raises(ConfigError, match=f"in use by process {os.getpid()};"):
+        await asyncio.to_thread(open_journal, engine.settings.journal, client.model)
 
 
 async def test_closing_while_a_new_engine_starts_ends_that_too(beside) -> None:
