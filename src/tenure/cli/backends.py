@@ -14,6 +14,8 @@ from rich.console import Console
 
 from tenure.cli.console import load_progress
 from tenure.cli.flags import EngineFlags, Where
+from tenure.client.calls import base_url
+from tenure.client.errors import no_answer
 from tenure.core.errors import EngineStopped, TenureError, TurnFailed, UserError
 from tenure.engine.build import start_engine
 from tenure.engine.client import EngineClient
@@ -108,8 +110,7 @@ class RemoteBackend:
     def __init__(self, url: str, api_key: str | None) -> None:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
-        self._url = url
-        self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout)
+        self._http = httpx2.AsyncClient(base_url=base_url(url), headers=headers, timeout=timeout)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -178,10 +179,7 @@ class RemoteBackend:
         return answer.json()
 
     def _unreachable(self, error: Exception) -> TenureError:
-        return EngineStopped(
-            f"no answer from {self._url} ({error or type(error).__name__}); is `tenure serve` "
-            "running there?"
-        )
+        return EngineStopped(no_answer(self._http.base_url, error))
 
 
 async def _chunks(file: Path) -> AsyncGenerator[bytes]:

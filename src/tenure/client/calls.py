@@ -57,6 +57,11 @@ def headers(api_key: str | None) -> dict[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
+def base_url(url: str) -> str:
+    """With a scheme: `host:port` is http."""
+    return url if "://" in url else f"http://{url}"
+
+
 def wait_of(error: ApiError, n_tries: int) -> float:
     """Seconds before a request is sent again."""
     return RETRY_S * 2**n_tries if error.retry_after_s is None else error.retry_after_s

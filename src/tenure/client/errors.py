@@ -38,6 +38,12 @@ class Unreachable(TenureError):
     code = "unreachable"
 
 
+def no_answer(url: object, error: Exception) -> str:
+    """What to tell of a server that cannot be reached."""
+    reason = str(error) or type(error).__name__
+    return f"no answer from {url} ({reason}); is `tenure serve` running there?"
+
+
 class _Error(msgspec.Struct):
     message: str
     code: str | int = "error"

@@ -12,7 +12,7 @@ import httpx2
 
 from tenure.client import calls
 from tenure.client.calls import DEFAULT_URL, Call, Message, given
-from tenure.client.errors import ApiError, Unreachable, api_error
+from tenure.client.errors import ApiError, Unreachable, api_error, no_answer
 from tenure.client.types import (
     Closed,
     Place,
@@ -47,7 +47,7 @@ class Client:
     ) -> None:
         """`http` replaces the connection, whose base URL is then its own."""
         self._http = http or httpx2.Client(
-            base_url=url, headers=calls.headers(api_key), timeout=timeout_s
+            base_url=calls.base_url(url), headers=calls.headers(api_key), timeout=timeout_s
         )
         self._retries = retries
 
@@ -135,7 +135,7 @@ class Client:
         try:
             answer = self._http.request(call.method, call.path, json=call.body, params=call.query)
         except httpx2.TransportError as error:
-            raise Unreachable(f"{self._http.base_url}: {error}") from error
+            raise Unreachable(no_answer(self._http.base_url, error)) from error
         if answer.status_code >= 400:
             wait = answer.headers.get("retry-after")
             raise api_error(answer.status_code, answer.content, wait)
@@ -150,7 +150,7 @@ class Client:
                     raise api_error(answer.status_code, answer.read(), wait)
                 yield answer
         except httpx2.TransportError as error:
-            raise Unreachable(f"{self._http.base_url}: {error}") from error
+            raise Unreachable(no_answer(self._http.base_url, error)) from error
 
     def stream(self, call: Call[Turn]) -> Generator[TurnPiece | Turn]:
         """The pieces of a turn, and then the whole of it; leaving early aborts the turn."""

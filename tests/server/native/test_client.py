@@ -144,7 +144,7 @@ async def test_a_slow_reader_of_events_is_told_what_it_missed(served):
 
 async def test_a_server_that_is_not_there():
     client = tenure.AsyncClient("http://127.0.0.1:9", retries=0)
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unreachable, match="is `tenure serve` running there"):
         await client.open()
     await client.close()
 
