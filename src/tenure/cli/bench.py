@@ -18,11 +18,12 @@ from tenure.core.errors import ConfigError
 
 LOAD_DEFAULTS = Load()
 
-bench = App(
-    name="bench",
-    help="Measure a server, or the engine's own bookkeeping.",
-    help_epilogue="Example: tenure bench serve --sessions 8",
-)
+HELP = """Measure a server, or the engine's own bookkeeping.
+
+Example: tenure bench serve --sessions 8
+"""
+
+bench = App(name="bench", help=HELP)
 
 
 @bench.command

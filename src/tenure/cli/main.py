@@ -27,10 +27,12 @@ from tenure.core.errors import ConfigError, TenureError
 
 ENGINE_FLAG_NAMES = tuple("--" + field.name.replace("_", "-") for field in fields(EngineFlags))
 
-EPILOGUE = """Every flag is also an environment variable: `--page-size` is `TENURE_PAGE_SIZE`.
+HELP = """A session-first LLM inference server.
 
 Example: tenure serve --port 30000
 """
+
+EPILOGUE = "Every flag is also an environment variable: `--page-size` is `TENURE_PAGE_SIZE`."
 
 
 def config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -81,7 +83,7 @@ def make_app() -> App:
     """The command tree."""
     app = App(
         name="tenure",
-        help="A session-first LLM inference server.",
+        help=HELP,
         help_epilogue=EPILOGUE,
         version=__version__,
         config=(Env("TENURE_", command=False), config_file, refuse_traps),

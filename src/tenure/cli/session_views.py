@@ -12,17 +12,18 @@ from tenure.client import SessionState, TurnSummary
 
 
 def summary_table(found: Sequence[SessionState], now: float) -> Table:
-    """A line for each session."""
+    """A line for each session; where room is short, tips are cut, and ids only at last."""
     table = Table(box=None)
-    for heading in ("session", "state", "tip"):
-        table.add_column(heading)
+    table.add_column("session", no_wrap=True, overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("tip", overflow="ellipsis")
     for heading in ("turns", "tokens", "KV held", "expires in"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
         table.add_row(
             Text(one.id),
             one.state,
-            Text(one.tip or ""),
+            Text(one.tip or "", no_wrap=True, overflow="ellipsis"),
             f"{one.turns:,}",
             f"{one.tokens:,}",
             f"{one.held_tokens:,}",

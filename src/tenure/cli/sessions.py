@@ -21,11 +21,12 @@ from tenure.cli.vacuum import vacuum
 from tenure.client import Client, Place
 from tenure.client.calls import DEFAULT_URL
 
-sessions = App(
-    name="sessions",
-    help="Look at the sessions of a running server, and move them.",
-    help_epilogue="Example: tenure sessions list",
-)
+HELP = """Look at the sessions of a running server, and move them.
+
+Example: tenure sessions list
+"""
+
+sessions = App(name="sessions", help=HELP)
 
 sessions.command(export)
 sessions.command(import_, name="import")
@@ -40,9 +41,7 @@ class Server:
     """Which server, and how its answer is shown."""
 
     url: Annotated[str, flag("The server.")] = DEFAULT_URL
-    api_key: Annotated[
-        str | None, Parameter(env_var="TENURE_API_KEY", help="Key of the server.")
-    ] = None
+    api_key: Annotated[str | None, flag("Key of the server.")] = None
     json: Annotated[bool, flag("Print the answer as JSON.")] = False
 
     @contextmanager

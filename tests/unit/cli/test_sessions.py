@@ -107,3 +107,26 @@ def test_what_the_server_refuses_is_one_line(run, url):
     gone = run("sessions", "list", "--url", "http://127.0.0.1:9")
     assert gone.status == 2
     assert "127.0.0.1:9" in gone.err
+
+
+def test_ids_are_whole_in_a_list_without_room_for_everything(run, url, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with tenure.Client(url) as client:
+        session = client.open()
+        session.turn([7], **GREEDY)
+        assert session.id in run("sessions", "list", "--url", url).out.split()
+
+
+def test_an_address_without_a_scheme_is_one(run, url, session):
+    address = url.removeprefix("http://")
+    assert run("sessions", "list", "--url", address).status == 0
+    ran = run("generate", "x", "--max-new-tokens", "1", "--url", address)
+    assert ran.status == 0, ran.err
+
+
+def test_a_server_that_is_not_there_is_asked_after_alike(run):
+    for command in (("sessions", "list"), ("generate", "x")):
+        ran = run(*command, "--url", "127.0.0.1:9")
+        assert ran.status == 2
+        assert "no answer from http://127.0.0.1:9" in ran.err
+        assert "is `tenure serve` running there?" in ran.err.replace("\n", " ")
