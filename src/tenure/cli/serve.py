@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import signal
 import socket
@@ -211,7 +212,11 @@ def _facts(info: EngineInfo) -> str:
 
 
 def _taken(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot listen on {host}:{port}: {error.strerror}; stop what uses the port, or choose "
-        "another with --port"
-    )
+    match error.errno:
+        case errno.EADDRINUSE:
+            advice = "stop what uses the port, or choose another with --port"
+        case errno.EACCES:
+            advice = "choose a port from 1024 on with --port"
+        case _:
+            advice = "choose an address of this machine with --host"
+    return ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; {advice}")

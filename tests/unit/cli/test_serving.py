@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import httpx2
 import pytest
 
 from tenure.cli.flags import EngineFlags, ServerFlags
-from tenure.cli.serve import settings
+from tenure.cli.serve import bind, settings
 from tenure.core.errors import ConfigError
 from tenure.server.limits import Limits
 
@@ -176,6 +177,16 @@ def test_more_turns_than_can_run_and_wait_are_refused_for_good():
 def test_a_port_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--port must be in \[0, 65535\], got 99999"):
         ServerFlags(port=99999)
+
+
+def test_what_keeps_it_from_listening_is_told_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="stop what uses the port"):
+            bind("127.0.0.1", port)
+    # An address for documentation, which no machine has.
+    with pytest.raises(ConfigError, match="choose an address of this machine with --host"):
+        bind("192.0.2.1", 0)
 
 
 def test_the_greeting_is_a_line_to_try(process):
