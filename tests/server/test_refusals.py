@@ -37,6 +37,28 @@ async def test_unknown_fields_and_wrong_types_are_named(served, body, text):
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        (
+            "/v1/sessions/s/turns",
+            {"messages": []},
+            "messages must be a list with at least 1 item, got [].",
+        ),
+    ],
+)
+async def test_what_is_too_short_or_too_long_is_told_so(served, path, body, text):
+    assert (await served.post(path, body)).json()["error"]["message"] == text
+
+
+async def test_a_path_and_a_method_that_are_not_there_are_named(served):
+    for path in ("/nowhere", "/v1/embeddings", "/v1/sessions/s/nothing"):
+        told = (await served.http.get(path)).text
+        assert f"There is no path '{path}'; /openapi.json and /docs show" in told
+    wrong = await served.http.delete("/generate")
+    assert wrong.json()["message"].startswith("The path '/generate' does not take DELETE, but ")
+
+
+@pytest.mark.parametrize(
     ("field", "value", "neutral"),
     [
         ("image_data", "http://example.org/a.png", []),

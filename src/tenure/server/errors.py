@@ -9,6 +9,7 @@ answers
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from http.client import responses
 from typing import Any, Protocol, cast
@@ -176,7 +177,8 @@ def install(app: FastAPI, shape: Shape) -> None:
     async def on_http(request: Request, error: Exception) -> Response:
         http = cast("HTTPException", error)
         headers = dict(http.headers or {})
-        return shape(request.url.path, http.status_code, str(http.detail), headers).response()
+        message = _routing_message(request, http.status_code, headers) or str(http.detail)
+        return shape(request.url.path, http.status_code, message, headers).response()
 
     async def on_schema(_: Request, error: Exception) -> Response:
         wrong = cast("RequestValidationError", error).errors()
@@ -185,6 +187,19 @@ def install(app: FastAPI, shape: Shape) -> None:
     app.add_exception_handler(TenureError, on_tenure)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_schema)
+
+
+def _routing_message(request: Request, status: int, headers: dict[str, str]) -> str | None:
+    """What to say of a path or a method that is not there; None of anything else."""
+    path = _short(request.url.path)
+    match status:
+        case 404:
+            return f"There is no path {path}; /openapi.json and /docs show those that there are."
+        case 405:
+            allowed = headers.get("allow") or headers.get("Allow", "another method")
+            return f"The path {path} does not take {request.method}, but {allowed}."
+        case _:
+            return None
 
 
 class Guard:
@@ -254,8 +269,16 @@ def _one_field(found: list[tuple[list[str | int], dict[str, Any]]]) -> str:
             return f"{_spelt(path)} must be {' or '.join(wanted)}, got {_short(first['input'])}."
 
 
+# "List should have at least 1 item after validation, not 0", and the like of texts and maps.
+_SIZE = re.compile(r"(List|String|Dictionary) should have (at (?:least|most) \d+ \w+).*")
+_SIZED = {"List": "a list", "String": "a string", "Dictionary": "an object"}
+
+
 def _wanted(error: dict[str, Any]) -> str:
-    return str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    message = str(error["msg"])
+    if size := _SIZE.fullmatch(message):
+        return f"{_SIZED[size[1]]} with {size[2]}"
+    return message.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def _short(value: object, limit: int = 80) -> str:
@@ -264,9 +287,9 @@ def _short(value: object, limit: int = 80) -> str:
         case str() | bytes():
             text = repr(value[:limit])
         case list():
-            text = "an array"
+            text = "an array" if value else "[]"
         case dict():
-            text = "an object"
+            text = "an object" if value else "{}"
         case _:
             text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
