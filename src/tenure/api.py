@@ -23,6 +23,9 @@ from tenure.server.sglang.service import Prepared, SglangService, parse
 
 T = TypeVar("T")
 
+ENGINE_ARGUMENTS = frozenset({"model_path", "state_dir", "lora_paths", "kv_disk_gb"})
+"""What an Engine takes beside the settings."""
+
 Prompt = str | Sequence[str]
 Ids = Sequence[int] | Sequence[Sequence[int]]
 Answer = Body | list[Body]
@@ -71,7 +74,8 @@ class Engine:
         known = {field.name for field in fields(EngineSettings)} - {"model"}
         for name in settings:
             if name not in known:
-                raise ConfigError(f"unknown setting {name}; known are {', '.join(sorted(known))}")
+                names = ", ".join(sorted(known | ENGINE_ARGUMENTS))
+                raise ConfigError(f"unknown setting {name}; known are {names}")
         self._start(start_engine(EngineSettings(model=model_path, **settings)))
 
     @classmethod

@@ -96,8 +96,11 @@ def test_shutdown_may_be_repeated():
 
 
 def test_an_unknown_setting_is_refused_before_anything_is_loaded():
-    with pytest.raises(ConfigError, match="unknown setting pages"):
-        tenure.Engine(pages=3)
+    with pytest.raises(
+        ConfigError, match=r"unknown setting model; known are .*model_path"
+    ) as refused:
+        tenure.Engine(model="x")
+    assert "lora_paths" in refused.value.message
 
 
 def test_the_version_is_that_of_the_package():
