@@ -257,6 +257,13 @@ async def test_closing_ends_the_process_in_order(beside) -> None:
     assert client.health.last_exit is None
 
 
+async def test_closing_at_once_after_the_start_is_answered(beside) -> None:
+    client = await beside().start()
+    async with asyncio.timeout(30):
+        await client.close()
+    assert client.health.last_exit is None
+
+
 async def test_a_folder_in_use_names_the_server_as_what_to_stop(beside) -> None:
     """The engine's process ignores a signal to stop, and another would take its place."""
     engine = beside()

@@ -154,10 +154,11 @@ class EngineProcess:
 
     async def _supervise(self, listener: Listener, on_failure: Callable[[], None]) -> None:
         try:
+            # A stop may have been posted by now: its answer has to be heard all the same.
+            await self._until_it_ends(listener)
             while not self._stopping:
+                await self._restart()
                 await self._until_it_ends(listener)
-                if not self._stopping:
-                    await self._restart()
         except TenureError as error:
             self._failure = error
         except Exception as error:
