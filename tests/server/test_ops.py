@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tenure.metrics.catalog import CATALOG, HEALTH
 from tenure.model.chat_template import CHATML
+from tenure.server.limits import Limits
 from tenure.testing.harness import FakeSetup
 
 
@@ -123,3 +124,8 @@ async def test_a_template_that_rewrites_the_past_is_told(serve):
     }
     answer = await served.post("/tokenize", body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_field")
+
+
+async def test_a_token_that_does_not_come_in_time_says_so(serve):
+    answer = await serve(limits=Limits(health_timeout_s=0.0)).http.get("/health_generate")
+    assert (answer.status_code, answer.json()["message"]) == (503, "No token came: time ran out.")

@@ -77,7 +77,7 @@ class OpsRoutes:
             async with asyncio.timeout(self._settings.limits.health_timeout_s):
                 await self._one_token()
         except (TimeoutError, TenureError) as error:
-            return general(503, f"No token came: {error or 'time ran out'}.").response()
+            return general(503, f"No token came: {str(error) or 'time ran out'}.").response()
         return Response()
 
     async def model_info(self) -> Response:
