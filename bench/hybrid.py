@@ -4,10 +4,10 @@ running states are worth.
     python bench/hybrid.py [--backend reference]
 
 First the pages and bytes of one session by its length, as running servers tell them, for models of
-one kind of layer and of two. The rest runs in an engine of this process. A
-session of 2,000 tokens whose turn is aborted, or which is rewound: how much is computed again, with
-checkpoints and without. Last, conversations that share system prompts: what part of their prompts
-is found in the cache, for several numbers of states kept.
+one kind of layer and of two. The rest runs in an engine of this process: a session of 2,000 tokens
+whose turn is aborted, or which is rewound, and how much is then computed again, with checkpoints
+and without; and conversations that share system prompts, and what part of their prompts is found in
+the cache, for several numbers of states kept.
 """
 
 from __future__ import annotations

@@ -51,6 +51,16 @@ def test_a_key_that_no_client_could_send_is_refused_at_start(key):
         KeyRing(key)
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/sessions"])
+async def test_a_body_of_too_many_parts_is_refused_before_it_is_checked(serve, path):
+    served = serve(limits=Limits(max_body_parts=9))
+    few, many = ({"messages": [{}] * n} for n in (7, 8))
+    assert (await served.http.post(path, json=few)).status_code in (400, 422)
+    refused = await served.http.post(path, json=many)
+    assert refused.status_code == 413
+    assert "more than 9 brackets" in refused.text
+
+
 async def test_the_key_is_never_shown(serve):
     served = serve(api_key="sesame")
     headers = {"x-api-key": "sesame"}
@@ -74,7 +84,7 @@ async def test_a_body_over_the_limit_is_refused_with_the_limit(serve):
 
 
 async def test_bombs_of_brackets_are_just_wrong(served):
-    for content in (b"[" * 200_000, b'{"a":' * 50_000, b"9" * 10_000, b"{", b"\xff"):
+    for content in (b"[" * 60_000, b'{"a":' * 50_000, b"9" * 10_000, b"{", b"\xff"):
         answer = await served.http.post(
             "/generate", content=content, headers={"Content-Type": "application/json"}
         )

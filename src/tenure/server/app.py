@@ -58,6 +58,7 @@ def create_app(
             Middleware(
                 BodyLimit,
                 max_bytes=limits.max_body_bytes,
+                max_parts=limits.max_body_parts,
                 larger={IMPORT_PATH: limits.max_import_bytes},
             ),
         ],
