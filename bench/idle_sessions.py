@@ -133,8 +133,13 @@ def build(folder: Path, n_sessions: int, n_turns: int) -> tuple[House, dict[str,
 
 
 def appends(few: House, many: House) -> dict[str, float]:
-    """Medians of appends to ten warm sessions of each engine, taken in turns."""
+    """Medians of appends to ten warm sessions of each engine, taken in turns.
+
+    Both have room for them: what an append costs that has to evict others' KV is another question.
+    """
     hot = list(many.tips)[:N_HOT]
+    for house in (few, many):
+        house.engine.flush()
     times: dict[str, list[float]] = {"few": [], "many": []}
     gc.collect()
     gc.freeze()
