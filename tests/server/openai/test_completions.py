@@ -185,7 +185,7 @@ async def test_the_header_appends_to_the_tip(complete):
         ({"prompt": "a", "ebnf": "a"}, "ebnf"),
         (
             {"prompt": "a", "response_format": {"type": "structural_tag", "triggers": ["a"]}},
-            "response_format",
+            "response_format.triggers",
         ),
         ({"prompt": "a", "stop": ""}, "stop"),
         ({"prompt": "a", "stop_regex": "("}, "stop_regex"),
