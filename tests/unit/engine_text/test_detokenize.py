@@ -162,7 +162,8 @@ def _expected(ids: list[int], finish: Finish, skip: bool, keep: bool) -> str:
             return TOKENIZER.decode(ids[:-1], skip)
         case Stopped(matched=str(text)) if not keep:
             raw = TOKENIZER.decode(ids, False)
-            n_before = len(TOKENIZER.decode(ids[:-1], False))
+            # A character that the last token completes is not there before it.
+            n_before = len(TOKENIZER.decode(ids[:-1], False).rstrip("\ufffd"))
             end = raw.index(text, max(0, n_before - len(text) + 1))
             return _visible(ids, end) if skip else raw[:end]
         case _:
