@@ -25,6 +25,6 @@ def _choice(
         case None:
             return Choice(token, logprob, top, ids)
         case "non_finite":
-            raise NonFiniteLogits("the model's logits hold a NaN or an infinity")
+            raise NonFiniteLogits
         case _:
-            raise NothingToChoose("every token of the vocabulary is banned")
+            raise NothingToChoose

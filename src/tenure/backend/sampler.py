@@ -38,9 +38,15 @@ _MASK = 2**64 - 1
 class NonFiniteLogits(ArithmeticError):
     """Logits with a NaN or an infinity: nothing can be chosen from them."""
 
+    def __init__(self) -> None:
+        super().__init__("the model's logits hold a NaN or an infinity")
+
 
 class NothingToChoose(ValueError):
     """Every token is banned."""
+
+    def __init__(self) -> None:
+        super().__init__("every token of the vocabulary is banned")
 
 
 def uniform(seed: int, position: int) -> float:
@@ -68,7 +74,7 @@ def choose(logits: F32, specs: Sequence[ChoiceSpec]) -> list[Choice]:
 def choose_one(row: F32, spec: ChoiceSpec) -> Choice:
     """The choice from one row of logits [n_vocab]; errors as in `choose`."""
     if not is_finite(row):
-        raise NonFiniteLogits("the model's logits hold a NaN or an infinity")
+        raise NonFiniteLogits
     token = _draw(row, spec) if spec.given is None else spec.given
     if spec.logprobs is not None:
         return _scored(row, token, spec.logprobs)
@@ -95,7 +101,7 @@ def _draw(row: F32, spec: ChoiceSpec) -> int:
     logits = _adjusted(row, spec)
     best = int(logits.argmax())
     if logits[best] == -math.inf:
-        raise NothingToChoose("every token of the vocabulary is banned")
+        raise NothingToChoose
     if spec.temperature == 0.0:
         return best
     ids, weights = _survivors(logits, spec)

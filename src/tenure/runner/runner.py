@@ -18,7 +18,7 @@ from tenure.runner.processed import choose_processed
 
 _log = logging.getLogger(__name__)
 
-NOT_FINITE = "the model's logits hold a NaN or an infinity"
+NOT_FINITE = str(NonFiniteLogits())
 
 
 class Runner:

@@ -34,6 +34,22 @@ def turn(fake: FakeEngine, name: str, ids: list[int], parent: str | None = None,
     fake.check()
 
 
+def evicted(tier: MemoryTier, n: int, groups: tuple[Group, ...] = FULL) -> FakeEngine:
+    """Session s has a turn "a" of `n` tokens, whose KV is in the slower tier alone."""
+    fake = engine(tier, groups)
+    fake.open("s")
+    turn(fake, "a", prompt(n))
+    fake.engine.flush()
+    return fake
+
+
+def asked_for(tier: MemoryTier, fake: FakeEngine) -> None:
+    """Turn "b" goes on from "a"; its KV has been asked for, and does not come."""
+    tier.held = True
+    fake.submit("b", [1], SessionRef("s", "a"))
+    assert not fake.engine.step()
+
+
 def context(fake: FakeEngine, turn_id: str | None) -> list[int]:
     if turn_id is None:
         return []
@@ -57,10 +73,7 @@ def restart(fake: FakeEngine) -> FakeEngine:
 @KINDS
 def test_what_was_evicted_comes_back(groups: tuple[Group, ...]) -> None:
     tier = MemoryTier()
-    fake = engine(tier, groups)
-    fake.open("s")
-    turn(fake, "a", prompt(100))
-    fake.engine.flush()
+    fake = evicted(tier, 100, groups)
     n_tokens = fake.runner.n_tokens
     turn(fake, "b", prompt(5, 1), "a")
     usage = fake.finished["b"].usage
@@ -91,13 +104,8 @@ def test_a_restart_starts_from_the_disk(groups: tuple[Group, ...]) -> None:
 @pytest.mark.parametrize("piece_bytes", [1, 100, 1000])
 def test_long_histories_come_in_pieces(piece_bytes: int) -> None:
     tier = MemoryTier(piece_bytes)
-    fake = engine(tier)
-    fake.open("s")
-    turn(fake, "a", prompt(200))
-    fake.engine.flush()
-    tier.held = True
-    fake.submit("b", [1], SessionRef("s", "a"))
-    assert not fake.engine.step()
+    fake = evicted(tier, 200)
+    asked_for(tier, fake)
     assert 1 < len(tier.asked) <= 4
     tier.held = False
     fake.run()
@@ -106,10 +114,7 @@ def test_long_histories_come_in_pieces(piece_bytes: int) -> None:
 
 def test_others_go_on_while_pages_are_on_their_way() -> None:
     tier = MemoryTier()
-    fake = engine(tier)
-    fake.open("s")
-    turn(fake, "a", prompt(40))
-    fake.engine.flush()
+    fake = evicted(tier, 40)
     tier.held = True
     fake.submit("b", [1], SessionRef("s", "a"))
     assert fake.turn("other", prompt(30, 5)) == fake.expected(prompt(30, 5))
@@ -121,13 +126,8 @@ def test_others_go_on_while_pages_are_on_their_way() -> None:
 
 def test_a_slow_disk_is_not_waited_for() -> None:
     tier = MemoryTier()
-    fake = engine(tier)
-    fake.open("s")
-    turn(fake, "a", prompt(40))
-    fake.engine.flush()
-    tier.held = True
-    fake.submit("b", [1], SessionRef("s", "a"))
-    assert not fake.engine.step()
+    fake = evicted(tier, 40)
+    asked_for(tier, fake)
     fake.clock.advance(3600.0 * 3)
     fake.run()
     usage = fake.finished["b"].usage
@@ -144,10 +144,7 @@ def test_a_slow_disk_is_not_waited_for() -> None:
 def test_a_page_that_is_gone_is_computed(groups: tuple[Group, ...]) -> None:
     for victim in range(8):
         tier = MemoryTier()
-        fake = engine(tier, groups)
-        fake.open("s")
-        turn(fake, "a", prompt(40))
-        fake.engine.flush()
+        fake = evicted(tier, 40, groups)
         tier.lose(sorted(tier.pages)[victim * len(tier.pages) // 8])
         turn(fake, "b", [1], "a")
         usage = fake.finished["b"].usage
@@ -156,13 +153,8 @@ def test_a_page_that_is_gone_is_computed(groups: tuple[Group, ...]) -> None:
 
 def test_an_abort_while_pages_are_on_their_way_leaves_nothing() -> None:
     tier = MemoryTier()
-    fake = engine(tier)
-    fake.open("s")
-    turn(fake, "a", prompt(40))
-    fake.engine.flush()
-    tier.held = True
-    fake.submit("b", [1], SessionRef("s", "a"))
-    assert not fake.engine.step()
+    fake = evicted(tier, 40)
+    asked_for(tier, fake)
     assert fake.engine.abort("b")
     tier.held = False
     fake.run()
@@ -228,10 +220,7 @@ def test_a_preempted_turn_resumes_from_the_disk() -> None:
 
 def test_several_cold_turns_of_one_history_share_what_comes_back() -> None:
     tier = MemoryTier()
-    fake = engine(tier)
-    fake.open("s")
-    turn(fake, "a", prompt(80))
-    fake.engine.flush()
+    fake = evicted(tier, 80)
     for n in range(6):
         fake.submit(f"b{n}", [n], SessionRef("s", "a"))
     fake.run()
