@@ -103,9 +103,11 @@ def twin(tmp_path: Path) -> Callable[..., Twin]:
     """A function from a configuration of transformers to its Twin."""
 
     def make(config: Any, seed: int = 0, tolerance: float = 1e-4) -> Twin:
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
         randomise(model, seed)
         folder = tmp_path / "model"
         model.save_pretrained(folder)

@@ -174,19 +174,23 @@ class Edits:
         answer: Answered,
         tenant: Tenant = EVERYBODY,
     ) -> None:
-        """Other limits or metadata; the idle time of a session that gets a limit begins now."""
+        """Other limits or metadata; wherever the idle limit changes, the idle time begins now."""
         session = self._sessions.get(session_id, tenant.name)
         self._journal.check()
-        before, session.options = session.options, change.applied(session.options)
-        if change.timeout_s is not None and not session.n_running:
-            self._sessions.set_deadline(session)
+        settle = session.amend(change.applied(session.options))
+        self._begin_idle(session, change)
 
         def decided(error: JournalFailed | None) -> None:
+            settle(error is None)
             if error is not None:
-                session.options = before
+                self._begin_idle(session, change)
             answer(_at(session, session.tip or "") if error is None else error)
 
         self._journal.write(SessionChanged(self._sessions.record(session)), decided)
+
+    def _begin_idle(self, session: Session, change: SessionChange) -> None:
+        if change.timeout_s is not None and not session.n_running:
+            self._sessions.set_deadline(session)
 
     def touch(self, session_id: str, tenant: Tenant = EVERYBODY) -> SessionAt:
         """Begin the idle time anew, and give the session's KV up after all others'."""

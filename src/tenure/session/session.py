@@ -24,6 +24,7 @@ from tenure.core.info import Freed, KvHits
 from tenure.core.tokens import EMPTY, TokenLog, Tokens
 from tenure.core.turns import OpenSession, SessionRef
 from tenure.kv.lease import Lease
+from tenure.session.amended import Amended
 from tenure.session.branch import ForkRunning, Fresh, KvStart, Moved
 from tenure.session.holdings import Holdings, IdleLease
 from tenure.session.idle import IdleOrder, Standing
@@ -84,7 +85,7 @@ class Session:
         origin: Origin | None = None,
         tenant: str = "",
     ) -> None:
-        self.options = options
+        self._options = Amended(options)
         self.tenant = tenant
         self.generation = generation
         self.opened_at = opened_at
@@ -106,6 +107,10 @@ class Session:
         """What its idle leases are ranked by."""
         grace_s = self.returns.grace_s
         return Standing(self.tenant, self.options.priority, self.hold_until_s, grace_s)
+
+    @property
+    def options(self) -> OpenSession:
+        return self._options.value
 
     @property
     def id(self) -> str:
@@ -326,6 +331,10 @@ class Session:
         """Name the tip, where it is not the turn that finished last."""
         assert tip is None or tip in self.turns
         self._tip = tip
+
+    def amend(self, options: OpenSession) -> Callable[[bool], None]:
+        """Have other options, until what is returned is called with whether they stay."""
+        return self._options.amend(options)
 
     def move_tip(self, tip: str) -> Callable[[bool], None]:
         """Point to a turn, for as long as it takes to learn whether it stays so.

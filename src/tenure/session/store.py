@@ -333,8 +333,8 @@ class SessionStore:
             self._journal.write(SessionSeen(session.generation, self._clock.wall(), running))
 
     def set_deadline(self, session: Session, idle_s: float = 0.0) -> None:
-        """The session expires when its idle time, of which `idle_s` have passed, runs out."""
-        if session.timeout_s is None:
+        """An open session expires when its idle time, of which `idle_s` have passed, runs out."""
+        if session.timeout_s is None or session.generation not in self._by_generation:
             self._deadline.pop(session.generation, None)
             return
         deadline = self._clock.now() + session.timeout_s - idle_s

@@ -18,7 +18,7 @@ from tenure.core.errors import ConfigError, JournalFailed, SessionNotFound
 from tenure.core.events import Aborted, LengthReached
 from tenure.core.info import ModelInfo
 from tenure.core.tokens import tokens
-from tenure.core.turns import OpenSession, SessionRef
+from tenure.core.turns import OpenSession, SessionChange, SessionRef
 from tenure.session.journal import SessionGone, SessionRecord, TurnRecord
 from tenure.store import folder as folders
 from tenure.store.database import Database
@@ -124,6 +124,42 @@ def test_room_for_less_than_what_failed_is_not_taken_for_room(start):
     with full_disk(n_bytes + 400_000):
         kept.write()
         assert kept.turn("c", [1], SessionRef("s", "a"))
+
+
+@pytest.mark.parametrize("before_s", [None, 50.0])
+def test_limits_that_cannot_be_kept_are_as_they_were(start, restart, before_s):
+    kept = start()
+    kept.open(timeout_s=before_s)
+    kept.write()
+    told = []
+    with full_disk():
+        for limit_s in (5.0, 0.0, 7.0):
+            change = SessionChange(timeout_s=limit_s, priority=9)
+            kept.engine.edits.change("s", change, told.append)
+        assert kept.engine.sessions.get("s").timeout_s == 7.0
+        kept.write()
+    assert [type(answer) for answer in told] == [JournalFailed] * 3
+    assert kept.engine.sessions.get("s").options == OpenSession("s", timeout_s=before_s)
+    assert kept.engine.sessions.next_deadline() == before_s
+    kept.clock.advance(49.0)
+    kept.engine.sessions.expire()
+    assert restart(kept).engine.sessions.get("s").timeout_s == before_s
+
+
+def test_limits_that_cannot_be_kept_leave_a_closed_session_closed(start):
+    kept = start()
+    kept.open(timeout_s=50.0)
+    kept.write()
+    told = []
+    with full_disk():
+        kept.engine.edits.change("s", SessionChange(timeout_s=5.0), told.append)
+        kept.engine.sessions.close("s")
+        kept.write()
+    assert isinstance(told[0], JournalFailed)
+    assert kept.engine.sessions.next_deadline() is None
+    kept.clock.advance(1e6)
+    kept.engine.sessions.expire()
+    assert not kept.engine.sessions.has("s")
 
 
 def test_a_session_that_cannot_be_kept_is_not_opened(start, restart):
