@@ -25,7 +25,7 @@ doctor: $(STAMP) ## say what machine, model and backend were found
 	@$(BIN)/tenure doctor $(ARGS)
 
 test: $(DEV) ## set up and run the tests (ARGS="...")
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 slow: $(DEV) ## run the tests that build the kernels again: sanitizers, other processors
 	@$(BIN)/python -m pytest -m slow $(ARGS)
