@@ -57,9 +57,9 @@ class TenantEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeysFile(msgspec.Struct, forbid_unknown_fields=True):
-    """A keys file: tenants by name."""
+    """A keys file: tenants by name, each as TenantEntry says."""
 
-    tenant: dict[str, TenantEntry]
+    tenant: dict[str, object]
 
 
 class KeyRing:
@@ -148,12 +148,20 @@ def read_keys_file(path: Path) -> Mapping[str, TenantEntry]:
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-        return msgspec.convert(found, KeysFile).tenant
+        entries = msgspec.convert(found, KeysFile).tenant
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         # Of a file full of secrets only what is wrong with its form is shown.
         raise ConfigError(f"{path}: {error}") from error
+    return {name: _entry(path, name, entry) for name, entry in entries.items()}
+
+
+def _entry(path: Path, name: str, entry: object) -> TenantEntry:
+    try:
+        return msgspec.convert(entry, TenantEntry)
+    except ValueError as error:
+        raise ConfigError(f"{path}: tenant {name!r}: {error}") from error
 
 
 def check_key(key: str, what: str) -> None:

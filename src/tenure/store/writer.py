@@ -24,6 +24,7 @@ from tenure.session.journal import (
     TurnRecord,
 )
 from tenure.store.database import Database
+from tenure.store.presence import Presence
 from tenure.store.refusals import explain
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -75,6 +76,8 @@ class Writer:
 
     def __init__(self, database: Database, required: bool) -> None:
         self._database = database
+        self._presence = Presence(database.path)
+        self._presence.check()
         self._required = required
         self._inbox: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._owed: list[Record] = []
@@ -154,6 +157,7 @@ class Writer:
             return [None] * len(entries)
         began = time.perf_counter()
         try:
+            self._presence.check()
             if self.problem is not None:
                 self._database.probe(self._n_refused_bytes)
             reasons = self._database.commit([*self._owed, *records])

@@ -40,7 +40,8 @@ async def test_an_unknown_model_is_not_found(server, path):
 async def test_without_the_key_nothing_runs(chat_server, path):
     server = chat_server(api_key="secret")
     refused = await server.served.post(path, body_for(path))
-    assert error_of(refused, 401)["type"] == "authentication_error"
+    told = error_of(refused, 401)
+    assert (told["type"], told["code"]) == ("authentication_error", "invalid_api_key")
     headers = {"Authorization": "Bearer secret"}
     assert (await server.served.post(path, body_for(path), headers=headers)).is_success
 

@@ -70,7 +70,11 @@ def test_without_any_key_everybody_comes_in():
     ("text", "said"),
     [
         ("[tenant.a]", "tenant 'a' has neither keys nor sha256"),
-        ('[tenant.a]\nkeys = ["k"]\nsession = 1', "unknown field `session`"),
+        (
+            '[tenant.a]\nkeys = ["k"]\nsession = 1',
+            "tenant 'a': Object contains unknown field `session`",
+        ),
+        ("[tenant]\na = 1", "tenant 'a': Expected `object`"),
         ('[tenant.a]\nkeys = ["k"]\nsessions = 0', "tenant 'a': sessions must be at least 1"),
         ('[tenant.a]\nkeys = ["k"]\nqueue_share = 1.5', "queue_share must be in"),
         ('[tenant.a]\nkeys = ["k", "k"]', "one of its keys is given twice"),

@@ -111,6 +111,24 @@ def test_while_the_disk_is_full_no_work_is_begun_in_vain(start):
     kept.open("t")
 
 
+@pytest.mark.parametrize("name", [FILE_NAME, f"{FILE_NAME}-wal"])
+def test_a_file_that_is_taken_away_is_noticed_and_may_come_back(start, restart, name, tmp_path):
+    kept = start()
+    kept.open()
+    out = kept.turn("a", PROMPT, SessionRef("s"))
+    (kept.folder / name).rename(tmp_path / "elsewhere")
+    kept.turn("b", [1], SessionRef("s", "a"))
+    assert kept.finished["b"].finish.code == "journal_failed"
+    assert f"{name} was removed" in kept.parts.reporter.info().journal.problem
+    (kept.folder / name).write_bytes(b"")
+    kept.write()
+    assert f"{name} is another file now" in kept.parts.reporter.info().journal.problem
+    (tmp_path / "elsewhere").rename(kept.folder / name)
+    kept.write()
+    assert kept.turn("b", [1], SessionRef("s", "a"))[-8:] == kept.expected([*PROMPT, *out, 1])
+    assert restart(kept).picture() == kept.picture()
+
+
 def test_room_for_less_than_what_failed_is_not_taken_for_room(start):
     kept = start(setup=FakeSetup(n_pages=4096))
     kept.open()

@@ -15,6 +15,9 @@ TYPES = {
 }
 """What stands in `type`; other statuses are invalid requests below 500, server errors from it."""
 
+CODES = {401: "invalid_api_key"}
+"""What stands in `code` where only the status says what was wrong."""
+
 
 class ErrorDetail(BaseModel):
     """`code` is stable, `message` is for people, `param` names a field.
@@ -42,7 +45,7 @@ def shaped(failure: Failure) -> HttpError:
         "message": failure.message,
         "type": TYPES.get(failure.status, default),
         "param": failure.param,
-        "code": failure.code,
+        "code": failure.code or CODES.get(failure.status),
     }
     if failure.retryable:
         error["retryable"] = True

@@ -1,0 +1,40 @@
+"""Whether a file that is held open is still the one that a restart would find."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import TypeAlias
+
+Identity: TypeAlias = "tuple[int, int] | None"
+"""Device and inode of a file; None where there is none."""
+
+
+class Presence:
+    """A journal's file and the log beside it, as they were when first looked at."""
+
+    def __init__(self, path: Path) -> None:
+        self._paths = path, path.with_name(path.name + "-wal")
+        self._known: list[Identity] = [None, None]
+
+    def check(self) -> None:
+        """Raises sqlite3.OperationalError where one has been removed, or is another file now."""
+        for i, path in enumerate(self._paths):
+            found = _identity(path)
+            if self._known[i] is None:
+                self._known[i] = found
+            elif self._known[i] != found:
+                what = "was removed" if found is None else "is another file now"
+                raise sqlite3.OperationalError(
+                    f"{path} {what}, so nothing that is written would be found again; "
+                    "export what you need, and start the server again"
+                )
+
+
+def _identity(path: Path) -> Identity:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
