@@ -14,12 +14,17 @@ LEAST_TOKENS = 8
 WEIGHT = 0.2
 """What the newest step counts for in a running mean."""
 
+EXACT = 16
+"""Up to so many decoding rows each number has a mean of its own; above, 16 of them share one."""
+
 
 class Pace:
     """Running means of what steps cost, in seconds.
 
-    `_decode_s[b]` is that of a step of only decoding rows, whose number has b bits; `_token_s` is
-    what a token of prefill adds. Until both are known, `mixed_tokens` is the answer.
+    `_decode_s[n]` is that of a step of only `n` decoding rows, `_token_s` what a token of prefill
+    adds. Until both are known, `mixed_tokens` is the answer. On a busy server steps that only
+    decode are rare, so a number of rows that was not seen is judged by the nearest that was, a row
+    more or less taken to cost what a token of prefill does.
     """
 
     def __init__(self, mixed_tokens: int) -> None:
@@ -28,16 +33,34 @@ class Pace:
         self._token_s: float | None = None
 
     def saw(self, n_decoding: int, n_prefill: int, seconds: float) -> None:
-        """A step of that make-up took so long; a time of 0 was not measured."""
-        if seconds <= 0:
+        """A step of that make-up took so long; a time of 0 was not measured.
+
+        How far a mixed step is from what was expected goes to both of its parts, in proportion to
+        the square of their shares (normalised least mean squares; Haykin, Adaptive Filter Theory,
+        chapter 6). So a machine that slows down slows both, and does not count against prefill.
+        """
+        if seconds <= 0 or not n_decoding + n_prefill:
             return
-        bucket = n_decoding.bit_length()
+        decode_s = self._expected_s(n_decoding)
         if not n_prefill:
+            bucket = _bucket(n_decoding)
             self._decode_s[bucket] = _mean(self._decode_s.get(bucket), seconds)
-        elif n_prefill >= LEAST_TOKENS:
-            decode_s = self._decode_s.get(bucket, 0.0) if n_decoding else 0.0
-            added_s = max(seconds - decode_s, 0.0) / n_prefill
-            self._token_s = _mean(self._token_s, added_s)
+        elif self._token_s is None:
+            if n_prefill >= LEAST_TOKENS:
+                self._token_s = max(seconds - (decode_s or 0.0), 0.0) / n_prefill
+        elif not n_decoding:
+            if n_prefill >= LEAST_TOKENS:
+                self._token_s = _mean(self._token_s, seconds / n_prefill)
+        elif decode_s is not None:
+            self._share_out(decode_s, n_prefill * self._token_s, seconds)
+
+    def _share_out(self, decode_s: float, prefill_s: float, seconds: float) -> None:
+        surprise_s = seconds - decode_s - prefill_s
+        step = WEIGHT * surprise_s / (decode_s**2 + prefill_s**2)
+        for bucket in self._decode_s:
+            self._decode_s[bucket] *= max(0.5, 1 + step * decode_s)
+        assert self._token_s is not None
+        self._token_s *= max(0.5, 1 + step * prefill_s)
 
     @property
     def token_s(self) -> float | None:
@@ -46,10 +69,23 @@ class Pace:
 
     def mixed_budget(self, n_decoding: int) -> int:
         """Tokens of prefill that keep a step with so many decoding rows under twice its time."""
-        decode_s = self._decode_s.get(n_decoding.bit_length())
+        decode_s = self._expected_s(n_decoding)
         if decode_s is None or not self._token_s:
             return self._mixed_tokens
         return max(LEAST_TOKENS, int(STRETCH * decode_s / self._token_s))
+
+    def _expected_s(self, n_decoding: int) -> float | None:
+        """Of a step with only so many decoding rows."""
+        if not n_decoding or not self._decode_s:
+            return None
+        n_seen = min(self._decode_s, key=lambda n: abs(n - n_decoding))
+        seen_s, n_rows = self._decode_s[n_seen], _bucket(n_decoding)
+        added_s = (n_rows - n_seen) * (self._token_s or 0.0)
+        return max(seen_s + added_s, seen_s * min(1, n_rows / n_seen))
+
+
+def _bucket(n_decoding: int) -> int:
+    return n_decoding if n_decoding <= EXACT else n_decoding // EXACT * EXACT
 
 
 def _mean(before: float | None, now: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tenure.core.clock import ManualClock
 from tenure.core.params import SamplingParams
 from tenure.core.plan import Plan, Result
@@ -64,3 +66,50 @@ def test_a_fast_machine_mixes_more() -> None:
     pace.saw(4, 0, 0.010)
     pace.saw(0, 1000, 0.010)
     assert pace.mixed_budget(4) == 900
+
+
+def test_rows_that_never_only_decode_are_judged_by_those_that_did() -> None:
+    pace = Pace(64)
+    pace.saw(0, 100, 0.100)
+    pace.saw(2, 0, 0.010)
+    assert pace.mixed_budget(2) == 9
+    assert pace.mixed_budget(1) == 8
+    assert pace.mixed_budget(7) == 13
+    pace.saw(6, 0, 0.020)
+    assert pace.mixed_budget(7) == 18
+
+
+def test_a_machine_that_slows_down_does_not_count_against_prefill() -> None:
+    pace = Pace(64)
+    pace.saw(0, 100, 0.100)
+    pace.saw(4, 0, 0.010)
+    for n_prefill in (9, 8, 9, 3) * 25:
+        pace.saw(4, n_prefill, 3 * (0.010 + 0.001 * n_prefill))
+    assert pace.token_s == pytest.approx(0.003, rel=0.15)
+    assert 8 <= pace.mixed_budget(4) <= 11
+
+
+def test_a_wrong_guess_is_mended_by_steps_of_other_sizes() -> None:
+    pace = Pace(64)
+    # The first prompt was so short that it cost what any step costs.
+    pace.saw(0, 10, 0.010)
+    pace.saw(4, 0, 0.010)
+    assert pace.mixed_budget(4) == 9
+    for n_prefill in (9, 2, 30, 60) * 100:
+        pace.saw(4, n_prefill, 0.010 + 0.0001 * n_prefill)
+    assert pace.mixed_budget(4) > 80
+
+
+def test_many_rows_share_their_means() -> None:
+    pace = Pace(64)
+    pace.saw(0, 100, 0.100)
+    pace.saw(70, 0, 0.100)
+    assert pace.mixed_budget(79) == 90
+    assert pace.mixed_budget(64) == 90
+
+
+def test_a_step_without_rows_teaches_nothing() -> None:
+    pace = Pace(64)
+    pace.saw(0, 100, 0.100)
+    pace.saw(0, 0, 0.100)
+    assert pace.mixed_budget(4) == 64
