@@ -11,27 +11,24 @@ Value = TypeVar("Value")
 class Amended(Generic[Value]):
     """What is written, and the changes whose write is not decided yet, in the order they came.
 
-    The newest of them counts. Each was made on the one before it and carries all of it, so a write
-    that succeeds settles what an earlier one has failed to.
+    `value`, the newest of them, is what counts. Each was made on the one before it and carries all
+    of it, so a write that succeeds settles what an earlier one has failed to.
     """
 
     def __init__(self, value: Value) -> None:
+        self.value = value
         self._written = value
         self._waiting: dict[object, Value] = {}
-
-    @property
-    def value(self) -> Value:
-        """What counts now."""
-        return next(reversed(self._waiting.values()), self._written)
 
     def amend(self, value: Value) -> Callable[[bool], None]:
         """Have `value` from now on; to be called, once, with whether it was written."""
         change = object()
-        self._waiting[change] = value
+        self.value = self._waiting[change] = value
 
         def decided(written: bool) -> None:
             del self._waiting[change]
             if written:
                 self._written = value
+            self.value = next(reversed(self._waiting.values()), self._written)
 
         return decided
