@@ -45,22 +45,16 @@ class Pace:
         if not n_prefill:
             bucket = _bucket(n_decoding)
             self._decode_s[bucket] = _mean(self._decode_s.get(bucket), seconds)
-        elif self._token_s is None:
-            if n_prefill >= LEAST_TOKENS:
-                self._token_s = max(seconds - (decode_s or 0.0), 0.0) / n_prefill
-        elif not n_decoding:
-            if n_prefill >= LEAST_TOKENS:
-                self._token_s = _mean(self._token_s, seconds / n_prefill)
-        elif decode_s is not None:
-            self._share_out(decode_s, n_prefill * self._token_s, seconds)
-
-    def _share_out(self, decode_s: float, prefill_s: float, seconds: float) -> None:
-        surprise_s = seconds - decode_s - prefill_s
-        step = WEIGHT * surprise_s / (decode_s**2 + prefill_s**2)
-        for bucket in self._decode_s:
-            self._decode_s[bucket] *= max(0.5, 1 + step * decode_s)
-        assert self._token_s is not None
-        self._token_s *= max(0.5, 1 + step * prefill_s)
+        elif n_prefill >= LEAST_TOKENS and (self._token_s is None or not n_decoding):
+            added_s = seconds - (decode_s or 0.0)
+            if added_s > 0:
+                self._token_s = _mean(self._token_s, added_s / n_prefill)
+        elif self._token_s is not None and decode_s is not None:
+            prefill_s = n_prefill * self._token_s
+            step = WEIGHT * (seconds - decode_s - prefill_s) / (decode_s**2 + prefill_s**2)
+            for bucket in self._decode_s:
+                self._decode_s[bucket] *= max(0.5, 1 + step * decode_s)
+            self._token_s *= max(0.5, 1 + step * prefill_s)
 
     @property
     def token_s(self) -> float | None:

@@ -113,3 +113,12 @@ def test_a_step_without_rows_teaches_nothing() -> None:
     pace.saw(0, 100, 0.100)
     pace.saw(0, 0, 0.100)
     assert pace.mixed_budget(4) == 64
+
+
+def test_a_step_that_was_faster_than_expected_does_not_make_prefill_free() -> None:
+    pace = Pace(64)
+    pace.saw(4, 0, 0.010)
+    pace.saw(4, 20, 0.009)
+    assert pace.mixed_budget(4) == 64
+    pace.saw(4, 20, 0.030)
+    assert pace.mixed_budget(4) == 9
