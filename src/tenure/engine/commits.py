@@ -117,7 +117,10 @@ class Commits:
         return key in self._waiting
 
     def _holds(self, session: Session) -> bool:
-        return any(generation == session.generation for generation, _ in self._waiting)
+        return self._n_held(session) > 0
+
+    def _n_held(self, session: Session) -> int:
+        return sum(generation == session.generation for generation, _ in self._waiting)
 
     def _decided(
         self, key: tuple[int, str], record: TurnRecord, error: JournalFailed | None
@@ -175,7 +178,7 @@ class Commits:
             output=ended.output,
             ended_at=self._clock.wall(),
             kind=ended.kind,
-            running=session.n_running > 1,
+            running=session.n_running > self._n_held(session),
             forgets=None if forgets is None else _serial(session, forgets),
             namespace=turn.namespace,
             adapter=turn.adapter,

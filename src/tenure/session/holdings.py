@@ -103,7 +103,7 @@ class Holdings:
         if parent is not None:
             self._kv[parent] = then
         self._kv[turn.id] = BUSY
-        freed = lease.shed(turn.n_inherited)
+        freed = lease.shed(min(turn.n_inherited, lease.committed))
         return Moved(lease), freed
 
     def fork(self, turn_id: str, at: int) -> KvStart:

@@ -190,6 +190,15 @@ def test_a_history_can_be_replaced_from_its_first_token() -> None:
     go_on(fake, history[-10:])
 
 
+def test_a_history_without_kv_can_be_compacted_again() -> None:
+    fake = FakeEngine()
+    history = talk(fake)
+    done(fake.engine.edits.compact, Splice("s", 0, len(history) - 10, tokens([])))
+    again = done(fake.engine.edits.compact, Splice("s", 5, 8, tokens([77])))
+    assert (again.n_tokens, again.freed.tokens) == (8, 0)
+    go_on(fake, [*history[-10:-5], 77, *history[-2:]])
+
+
 def test_the_tip_can_be_expected_and_waits_for_one_turn() -> None:
     fake = FakeEngine()
     history = talk(fake)

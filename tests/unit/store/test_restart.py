@@ -235,6 +235,20 @@ def test_generations_go_on_above_those_of_closed_sessions(start, restart):
     assert again.picture()["d"].generation == 4
 
 
+def test_the_idle_time_goes_on_after_turns_that_ended_together(start, restart):
+    kept = start()
+    kept.open(timeout_s=10.0)
+    for turn_id in ("a", "b"):
+        kept.submit(turn_id, PROMPT, SessionRef("s"))
+    while kept.engine.n_live:
+        kept.engine.step()
+    kept.write()
+    kept.clock.advance(4.0)
+    kept = restart(kept)
+    left_s = kept.engine.sessions.ttl_left_s(kept.engine.sessions.get("s"))
+    assert left_s == pytest.approx(6.0)
+
+
 @pytest.mark.parametrize("downtime_s", [0.0, 59.0])
 def test_the_idle_time_goes_on_while_nothing_runs(start, restart, downtime_s):
     kept = start()
