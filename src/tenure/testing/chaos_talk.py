@@ -127,11 +127,18 @@ class Talk:
     """A session with its client's own account of it.
 
     `turns` maps the turns that were answered to their tokens, prompt and output. In a streaming
-    session, `may_be` lists what its history can be: more than one where answers were lost.
+    session, `may_be` lists what its history can be: more than one where answers were lost. Log
+    probabilities may be off a fresh run's by `tolerance`.
     """
 
     def __init__(
-        self, name: str, streaming: bool, chance: Random, oracle: Oracle, tally: Tally
+        self,
+        name: str,
+        streaming: bool,
+        chance: Random,
+        oracle: Oracle,
+        tolerance: float,
+        tally: Tally,
     ) -> None:
         self.name = name
         self.streaming = streaming
@@ -140,6 +147,7 @@ class Talk:
         self._lost: list[tuple[Asked, Ids]] = []
         self._chance = chance
         self._oracle = oracle
+        self._tolerance = tolerance
         self._tally = tally
         self._n = 0
 
@@ -286,7 +294,8 @@ class Talk:
     def _checked(self, turn: Asked, context: Ids, heard: Heard) -> Ids:
         """The output, which has to be that of a fresh run."""
         want = self._fresh(context, turn.params)
-        wrong = list(differences(Answer(heard.choices, ()), Answer(want, ())))
+        got = Answer(heard.choices, ())
+        wrong = list(differences(got, Answer(want, ()), self._tolerance))
         _expect(not wrong, f"{turn.id}: {wrong}")
         self._tally.n_checked += 1
         return [choice.token for choice in heard.choices]
