@@ -42,6 +42,7 @@ from tenure.session.journal import (
     TurnRecord,
 )
 from tenure.store.folder import OTHER_FOLDER, PRIVATE_FILE
+from tenure.store.presence import files_of
 from tenure.store.refusals import UNFIT, damaged, refusal
 from tenure.store.rows import (
     BadRow,
@@ -223,7 +224,7 @@ class Database:
     def size_bytes(self) -> int:
         """Of the file and the log beside it."""
         size = 0
-        for path in (self.path, self.path.with_name(self.path.name + "-wal")):
+        for path in files_of(self.path):
             with suppress(FileNotFoundError):
                 size += path.stat().st_size
         return size

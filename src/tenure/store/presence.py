@@ -11,20 +11,24 @@ Identity: TypeAlias = "tuple[int, int] | None"
 """Device and inode of a file; None where there is none."""
 
 
+def files_of(path: Path) -> tuple[Path, Path]:
+    """A journal's file, and the log beside it."""
+    return path, path.with_name(path.name + "-wal")
+
+
 class Presence:
-    """A journal's file and the log beside it, as they were when first looked at."""
+    """The files of a journal, as they were when first seen."""
 
     def __init__(self, path: Path) -> None:
-        self._paths = path, path.with_name(path.name + "-wal")
-        self._known: list[Identity] = [None, None]
+        self._known = {file: _identity(file) for file in files_of(path)}
 
     def check(self) -> None:
         """Raises sqlite3.OperationalError where one has been removed, or is another file now."""
-        for i, path in enumerate(self._paths):
+        for path, known in self._known.items():
             found = _identity(path)
-            if self._known[i] is None:
-                self._known[i] = found
-            elif self._known[i] != found:
+            if known is None:
+                self._known[path] = found
+            elif known != found:
                 what = "was removed" if found is None else "is another file now"
                 raise sqlite3.OperationalError(
                     f"{path} {what}, so nothing that is written would be found again; "

@@ -77,7 +77,6 @@ class Writer:
     def __init__(self, database: Database, required: bool) -> None:
         self._database = database
         self._presence = Presence(database.path)
-        self._presence.check()
         self._required = required
         self._inbox: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._owed: list[Record] = []

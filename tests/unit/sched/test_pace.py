@@ -26,6 +26,13 @@ class SteadyRunner(FakeRunner):
         return Result(super().execute(plan).rows, forward_s=self.step_s[-1])
 
 
+def knowing_prefill() -> Pace:
+    """A token of prefill costs 1 ms; what decoding costs is not known yet."""
+    pace = Pace(64)
+    pace.saw(0, 100, 0.100)
+    return pace
+
+
 def test_decoding_keeps_its_pace_while_a_long_prompt_arrives() -> None:
     setup = FakeSetup(n_pages=400, step_tokens=256, mixed_tokens=64)
     runner = SteadyRunner(setup)
@@ -69,8 +76,7 @@ def test_a_fast_machine_mixes_more() -> None:
 
 
 def test_rows_that_never_only_decode_are_judged_by_those_that_did() -> None:
-    pace = Pace(64)
-    pace.saw(0, 100, 0.100)
+    pace = knowing_prefill()
     pace.saw(2, 0, 0.010)
     assert pace.mixed_budget(2) == 9
     assert pace.mixed_budget(1) == 8
@@ -80,8 +86,7 @@ def test_rows_that_never_only_decode_are_judged_by_those_that_did() -> None:
 
 
 def test_a_machine_that_slows_down_does_not_count_against_prefill() -> None:
-    pace = Pace(64)
-    pace.saw(0, 100, 0.100)
+    pace = knowing_prefill()
     pace.saw(4, 0, 0.010)
     for n_prefill in (9, 8, 9, 3) * 25:
         pace.saw(4, n_prefill, 3 * (0.010 + 0.001 * n_prefill))
@@ -101,16 +106,14 @@ def test_a_wrong_guess_is_mended_by_steps_of_other_sizes() -> None:
 
 
 def test_many_rows_share_their_means() -> None:
-    pace = Pace(64)
-    pace.saw(0, 100, 0.100)
+    pace = knowing_prefill()
     pace.saw(70, 0, 0.100)
     assert pace.mixed_budget(79) == 90
     assert pace.mixed_budget(64) == 90
 
 
 def test_a_step_without_rows_teaches_nothing() -> None:
-    pace = Pace(64)
-    pace.saw(0, 100, 0.100)
+    pace = knowing_prefill()
     pace.saw(0, 0, 0.100)
     assert pace.mixed_budget(4) == 64
 
