@@ -1,5 +1,7 @@
 #include "attention.hpp"
 
+#include <climits>
+
 #include "attention_view.hpp"
 #include "kv_write.hpp"
 #include "vecmath.hpp"
@@ -12,7 +14,8 @@ constexpr float LOG2_E = 1.44269504f;
 // The running maximum of a row that has seen nothing. Finite, so that differences are never NaN.
 constexpr float NOTHING = -1e30f;
 // Up to this many rows the kernels read K and V as stored; above, a block is widened once for all.
-constexpr int DIRECT_ROWS = 12;
+// AVX2 has the execution ports to widen beside its multiply-adds, so there it costs nothing.
+constexpr int DIRECT_ROWS = TENURE_AVX2 ? INT_MAX : 12;
 
 // Cuts `rows` into blocks of at most ROWS rows, as even as can be: 7 is 4 + 3.
 struct RowBlocks {
@@ -29,9 +32,10 @@ void score_block(const View& view, const Span& span, const BlockKv<T>& kv, const
   for (int b = 0; b < blocks.count; ++b) {
     const int row = blocks.start(b);
     const int rows = blocks.start(b + 1) - row;
+    const T* const* const next = b == 0 ? kv.next_k : kv.k;  // once is enough
     for (int j = span.first_sub(); j < span.last_sub(); j += tile_vecs(rows)) {
       pick_score<T, Fetch>(rows, smaller(tile_vecs(rows), span.last_sub() - j),
-                           scratch.q + row * head_dim, head_dim, kv.k + j, kv.next_k + j, head_dim,
+                           scratch.q + row * head_dim, head_dim, kv.k + j, next + j, head_dim,
                            scratch.scores + row * BLOCK + j * LANES);
     }
   }
@@ -50,7 +54,7 @@ void mix_block(const View& view, const Span& span, const BlockKv<T>& kv, bool fr
       const T* next[SUBS];
       for (int i = span.first_sub(); i < span.last_sub(); ++i) {
         v[i] = kv.v[i] + j * LANES;
-        next[i] = kv.next_v[i] + j * LANES;
+        next[i] = (b == 0 ? kv.next_v : kv.v)[i] + j * LANES;
       }
       pick_mix<T, Fetch>(rows, smaller(tile_vecs(rows), n_vecs - j), scratch.scores + row * BLOCK,
                          static_cast<const T* const*>(v), static_cast<const T* const*>(next),
