@@ -157,15 +157,19 @@ class Scheduler:
         for request in self._running:
             if self._remaining(request) == 1:
                 self._give(draft, request, 1)
-        for request in self._running:
-            if request.spec.number not in draft.rows:
-                self._give(draft, request, draft.budget)
-        self._admit(draft, thrashing)
+        if not (draft.rows and self._pace.wants_decoding_alone):
+            self._prefill(draft, thrashing)
         copies = self._kv.drain_copies()
         if not draft.rows and not copies:
             self._kv.step_done()
             return None
         return Plan(tuple(draft.rows.values()), copies)
+
+    def _prefill(self, draft: _Draft, thrashing: bool) -> None:
+        for request in self._running:
+            if request.spec.number not in draft.rows:
+                self._give(draft, request, draft.budget)
+        self._admit(draft, thrashing)
 
     def _budget(self) -> int:
         n_decoding = sum(1 for request in self._running if self._remaining(request) == 1)
